@@ -1,0 +1,37 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := PIP_CONSTRAINT=$(CURDIR)/lock.txt $(BIN)/pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-long lint bench clean
+
+demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
+	$(BIN)/feda2l demo
+
+test: $(VENV)/.test lint     ## what CI runs: lint, types and every test that is not long
+	$(BIN)/python -m pytest -n 2 -m "not long"
+
+test-long: $(VENV)/.test lint ## everything, the tests that take minutes included
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/mypy
+
+bench: $(VENV)/.demo         ## this engine beside a plain loop, both sides from one run
+	$(BIN)/feda2l bench
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/pip pyproject.toml lock.txt
+	$(INSTALL) --editable ".[plots]"
+	touch $@
+
+$(VENV)/.test: $(BIN)/pip pyproject.toml lock.txt
+	$(INSTALL) --editable ".[test]"
+	touch $@ $(VENV)/.demo

@@ -1,0 +1,16 @@
+"""The errors a user can cause, and mend."""
+
+
+class FedA2LError(Exception):
+    """A user's mistake or a failed run, said in words that tell what, where and what to do.
+
+    The command line prints the message without a traceback and exits with `exit_code`.
+    """
+
+    exit_code = 2
+
+
+class RunFailed(FedA2LError):
+    """The request was sound but the run could not be finished (a diverged loss, a dead worker, a full disk)."""
+
+    exit_code = 1
