@@ -1,0 +1,121 @@
+"""One interface for "where does the next learning rate come from", a constant rate included."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from feda2l.equations import Signals
+from feda2l.errors import FedA2LError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a rule is told about the run that it serves."""
+
+    base: float | tuple[float, ...]  # eta0, the base rate: one, or one a layer
+    layers: tuple[str, ...]  # layer names, in the model's order
+    nodes: tuple[int, ...] = (0,)  # ids of the nodes it sets rates for; random rules draw by id
+    horizon: int = 1  # rounds until the end of a schedule that has one
+    momentum: float = 0.0  # the optimiser's own
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How the two signals of a round are taken."""
+
+    threshold: float = 1e-3  # tau of the aggregation stability
+    tensors: Literal["all", "weight"] = "all"  # of each layer
+    eps: float = 1e-8  # beside the norm of the base state
+    eps_in_norm: bool = False  # or added to each of its coordinates, as the released code does
+    pooled: bool = False  # one sigma and one zeta over all layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A rate rule: its parameters are its fields, and they are the keys of `[rates]` in a spec."""
+
+    summary: ClassVar[str]
+    has_end: ClassVar[bool] = False  # does `horizon` matter?
+
+    @property
+    def measure(self) -> Measure:
+        return Measure()
+
+    def start(self, setting: Setting) -> "Rates":
+        raise NotImplementedError
+
+
+class Rates:
+    """A rule at work: the rates of the coming round, [nodes, layers], and how they follow from this one."""
+
+    momentum: float | None = None  # the optimiser's momentum in the coming round, where the rule sets it
+
+    def __init__(self, setting: Setting) -> None:
+        shape = len(setting.nodes), len(setting.layers)
+        self.setting = setting
+        self.base = torch.tensor(setting.base, dtype=torch.float64).expand(shape)
+        self.rates = self.base.clone()
+        self.multiplier = torch.ones(shape, dtype=torch.float64)
+
+    def step(self, round: int, signals: Signals) -> None:
+        """Set the rates of round `round + 1` at the end of round `round` (1-based)."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"rates": self.rates.clone(), "multiplier": self.multiplier.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for name in ("rates", "multiplier"):
+            if state[name].shape != self.rates.shape:
+                raise FedA2LError(
+                    f"the saved {name} are for {list(state[name].shape)} [nodes, layers], "
+                    f"this model and network have {list(self.rates.shape)}"
+                )
+        self.rates, self.multiplier = state["rates"].clone(), state["multiplier"].clone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Rule):
+    """A rule that depends on the round alone: rate = base * factor."""
+
+    def factor(self, index: int, setting: Setting) -> float:
+        """The share of the base rate for 0-based round `index` (stepped once a round, after training)."""
+        raise NotImplementedError
+
+    def momentum(self, index: int, setting: Setting) -> float | None:
+        """The optimiser's momentum for that round; None leaves it as it is."""
+        return None
+
+    def start(self, setting: Setting) -> "Rates":
+        return ScheduledRates(self, setting)
+
+
+class ScheduledRates(Rates):
+    """A schedule at work: `multiplier` is its factor, the same for every node and layer."""
+
+    def __init__(self, schedule: Schedule, setting: Setting) -> None:
+        super().__init__(setting)
+        self.schedule = schedule
+        self._set(0)
+
+    def step(self, round: int, signals: Signals) -> None:
+        self._set(round)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        if "momentum" in state:
+            self.momentum = float(state["momentum"])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        momentum = {} if self.momentum is None else {"momentum": torch.tensor(self.momentum, dtype=torch.float64)}
+        return super().state_dict() | momentum
+
+    def _set(self, index: int) -> None:
+        factor = self.schedule.factor(index, self.setting)
+        self.multiplier.fill_(factor)
+        self.rates = self.base * factor
+        self.momentum = self.schedule.momentum(index, self.setting)

@@ -1,0 +1,56 @@
+"""A control for the mean: decay only, times the mean multiplier that a FedA2L run had in the same round."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from feda2l.equations import Signals
+from feda2l.errors import FedA2LError
+from feda2l.rates.base import Setting
+from feda2l.rates.feda2l import FedA2LRates, FedA2LRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayOnlyMatched(FedA2LRule):
+    """decay_only times the mean m (over nodes and layers) of the paired FedA2L run in that round.
+
+    FedA2L raises the mean rate by some 14 % even on noise; this control has the same mean and no adaptation.
+    `paired` is the run folder of the finished FedA2L run.
+    """
+
+    summary = "control: decay_only times the mean multiplier of a paired FedA2L run"
+
+    paired: str = ""
+
+    def start(self, setting: Setting) -> FedA2LRates:
+        return _MatchedRates(self.resolved(len(setting.layers)), setting, mean_multipliers(self.paired))
+
+
+class _MatchedRates(FedA2LRates):
+    def __init__(self, rule: FedA2LRule, setting: Setting, means: list[float]) -> None:
+        super().__init__(rule, setting)
+        self.means = means
+
+    def multiplied(self, round: int, history: Signals) -> Tensor:
+        # the multiplier set at the end of round r is in force, and recorded, in round r + 1: 0-based index r
+        if round >= len(self.means):
+            raise FedA2LError(
+                f"rates.paired: the paired run has {len(self.means)} rounds, round {round + 1} is not among them; "
+                "pair with a run of at least as many rounds"
+            )
+        return torch.full_like(self.rates, self.means[round])
+
+
+def mean_multipliers(folder: str) -> list[float]:
+    """The mean multiplier of each round of a finished run, from its `rounds.jsonl`."""
+    if not folder:
+        raise FedA2LError("rates.paired is missing: decay_only_matched needs the folder of a finished FedA2L run")
+    records = Path(folder) / "rounds.jsonl"
+    try:
+        rounds = [json.loads(line) for line in records.read_text().splitlines()]
+        return [float(torch.tensor(round["layers"]["multiplier"], dtype=torch.float64).mean()) for round in rounds]
+    except (OSError, KeyError, ValueError) as error:
+        raise FedA2LError(f"rates.paired = {folder!r}: {records} cannot be read as a run's record: {error}") from error

@@ -1,0 +1,22 @@
+"""ExponentialLR: the rate is cut by a small factor every round."""
+
+from dataclasses import dataclass
+
+from feda2l.errors import FedA2LError
+from feda2l.rates.base import Schedule, Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(Schedule):
+    """rate(t) = base * gamma^t; .998 and .99 are usual in decentralized learning."""
+
+    summary = "times gamma every round (ExponentialLR)"
+
+    gamma: float = 0.998
+
+    def __post_init__(self) -> None:
+        if self.gamma <= 0:
+            raise FedA2LError(f"rates.gamma = {self.gamma}: must be above 0")
+
+    def factor(self, index: int, setting: Setting) -> float:
+        return float(self.gamma**index)

@@ -1,0 +1,179 @@
+"""FedA2L as a rate rule: sigma and zeta of the last rounds -> each layer's next rate (Algorithm 1)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from feda2l.equations import Signals, decay_factor, fusion_score, multiplier, zscore
+from feda2l.errors import FedA2LError
+from feda2l.rates.base import Measure, Rates, Rule, Setting
+
+DEEP = 10  # more layers than this is a deep model, in the paper's defaults and in the released code
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # what the paper says
+    "paper": {
+        "transform": "none",
+        "newest": "current",
+        "decay_index": "round",
+        "warmup_factor": 1.0,
+        "bn_warmup_factor": 1.0,
+        "lr_clip": (0.0, float("inf")),
+        "measured": "all",
+    },
+    # what the released code does, warts and all; `warmup_factor` depends on the depth, see `resolved`
+    "reference": {
+        "transform": "softsign",
+        "newest": "previous",
+        "decay_index": "adaptations",
+        "lr_clip": (1e-4, 0.02),
+        "measured": "weight",
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedA2LRule(Rule):
+    """Each layer's rate follows its update intensity and its agreement with the neighbours.
+
+    Values left at None are the preset's, or depend on the model's depth (`resolved`).
+    """
+
+    summary = "layer-wise rates from weight divergence and aggregation stability (the paper)"
+
+    preset: Literal["paper", "reference"] = "paper"
+    warmup_rounds: int | None = None
+    window: int | None = None
+    decay: float | None = None
+    balance: float = 0.6
+    threshold: float = 1e-3
+    consensus_sign: Literal[1, -1] = 1
+    eps_norm: float = 1e-8
+    eps_std: float = 1e-6
+    transform: Literal["none", "softsign"] | None = None
+    newest: Literal["current", "previous"] | None = None
+    decay_index: Literal["round", "adaptations"] | None = None
+    warmup_factor: float | None = None
+    bn_warmup_factor: float | None = None
+    lr_clip: tuple[float, float] | None = None
+    measured: Literal["all", "weight"] | None = None
+
+    def __post_init__(self) -> None:
+        def demand(sound: bool, key: str, words: str) -> None:
+            if not sound:
+                raise FedA2LError(f"rates.{key} = {getattr(self, key)}: {words}")
+
+        demand(self.preset in PRESETS, "preset", f"must be one of {', '.join(PRESETS)}")
+        demand(self.warmup_rounds is None or self.warmup_rounds >= 0, "warmup_rounds", "must be 0 or more rounds")
+        demand(self.window is None or self.window >= 2, "window", "must be at least 2: one value has no spread")
+        demand(self.decay is None or 0 <= self.decay < float("inf"), "decay", "must be 0 (no decay) or more")
+        demand(0 <= self.balance <= 1, "balance", "must be between 0 (zeta alone) and 1 (sigma alone)")
+        demand(self.threshold > 0, "threshold", "must be above 0, or no parameter ever counts as stable")
+        demand(self.consensus_sign in (1, -1), "consensus_sign", "must be 1 (the equation) or -1 (the prose)")
+        demand(self.eps_norm >= 0, "eps_norm", "must not be negative")
+        demand(self.eps_std > 0, "eps_std", "must be above 0, or a constant window divides by zero")
+        for key in ("warmup_factor", "bn_warmup_factor"):
+            demand(getattr(self, key) is None or getattr(self, key) >= 0, key, "must not be negative")
+        clip = self.lr_clip
+        demand(clip is None or 0 <= clip[0] <= clip[1], "lr_clip", "must be [low, high] with 0 <= low <= high")
+
+    def resolved(self, layers: int, *, model: str = "", data: str = "") -> "FedA2LRule":
+        """The same rule with every value set: the preset's, and the paper's defaults by depth and task.
+
+        Up to 10 layers: 10 rounds of warm-up, window 5, decay .3; deeper models: 40, 10, .1 (decay .05 on
+        TinyImageNet); Timer: 20, 10, .3.
+        """
+        deep = layers > DEEP
+        warmup_rounds, window, decay = (40, 10, 0.1) if deep else (10, 5, 0.3)
+        if model == "timer":
+            warmup_rounds, window, decay = 20, 10, 0.3
+        elif data == "tinyimagenet" and deep:
+            decay = 0.05
+        defaults: dict[str, Any] = {"warmup_rounds": warmup_rounds, "window": window, "decay": decay}
+        defaults |= PRESETS[self.preset]
+        if self.preset == "reference":
+            xi = decay if self.decay is None else self.decay
+            defaults |= {"warmup_factor": xi if deep else 1.0, "bn_warmup_factor": 0.5 if deep else 1.0}
+        return replace(self, **{key: value for key, value in defaults.items() if getattr(self, key) is None})
+
+    @property
+    def measure(self) -> Measure:
+        reference = self.preset == "reference"
+        which = self.measured or PRESETS[self.preset]["measured"]
+        return Measure(threshold=self.threshold, tensors=which, eps=self.eps_norm, eps_in_norm=reference)
+
+    def start(self, setting: Setting) -> "FedA2LRates":
+        return FedA2LRates(self.resolved(len(setting.layers)), setting)
+
+
+class FedA2LRates(Rates):
+    """FedA2L at work. The controls replace one of its two steps: what is `observed`, or what is `multiplied`."""
+
+    def __init__(self, rule: FedA2LRule, setting: Setting) -> None:
+        super().__init__(setting)
+        self.rule = rule
+        # resolved() left no None; narrowing here keeps the arithmetic below readable
+        assert rule.warmup_rounds is not None
+        assert rule.window is not None
+        assert rule.decay is not None
+        assert rule.warmup_factor is not None
+        assert rule.bn_warmup_factor is not None
+        self.warmup_rounds, self.window, self.decay = rule.warmup_rounds, rule.window, rule.decay
+        factors = [rule.warmup_factor * (rule.bn_warmup_factor if "bn" in layer else 1.0) for layer in setting.layers]
+        self.rates = self.base * torch.tensor(factors, dtype=torch.float64)
+        empty = torch.empty(0, *self.rates.shape, dtype=torch.float64)
+        self.history = Signals(empty, empty)
+        self.adaptations = 0
+
+    def step(self, round: int, signals: Signals) -> None:
+        history = self._append(self.observed(round, signals))
+        if self.rule.newest == "current" and round > self.warmup_rounds:
+            self._adapt(round, history)
+        # the released code adapts first and stores this round's signals afterwards: a lag of one round
+        elif self.rule.newest == "previous" and round > self.warmup_rounds + 1:
+            self._adapt(round, self.history)
+        self.history = history
+
+    def observed(self, round: int, signals: Signals) -> Signals:
+        """The signals as they enter the histories."""
+        signals = Signals(*(signal.to(torch.float64).expand_as(self.rates) for signal in signals))
+        if self.rule.transform == "softsign":
+            return Signals(*(torch.nn.functional.softsign(signal) for signal in signals))
+        return signals
+
+    def multiplied(self, round: int, history: Signals) -> Tensor:
+        """The factor m of the base rate, [nodes, layers]."""
+        intensity = zscore(history.divergence, self.rule.eps_std)
+        consensus = zscore(history.stability, self.rule.eps_std) * self.rule.consensus_sign
+        return multiplier(fusion_score(intensity, consensus, self.rule.balance))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return super().state_dict() | {
+            "divergence_history": self.history.divergence.clone(),
+            "stability_history": self.history.stability.clone(),
+            "adaptations": torch.tensor(self.adaptations),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.history = Signals(state["divergence_history"].clone(), state["stability_history"].clone())
+        self.adaptations = int(state["adaptations"])
+
+    def _append(self, current: Signals) -> Signals:
+        return Signals(
+            *(
+                torch.cat([old, new.unsqueeze(0)])[-self.window :]
+                for old, new in zip(self.history, current, strict=True)
+            )
+        )
+
+    def _adapt(self, round: int, history: Signals) -> None:
+        assert self.rule.lr_clip is not None
+        index = round if self.rule.decay_index == "round" else self.adaptations
+        self.multiplier = self.multiplied(round, history)
+        rates = self.base * self.multiplier * decay_factor(index, self.decay)
+        self.rates = rates.clamp(*self.rule.lr_clip)
+        self.adaptations += 1

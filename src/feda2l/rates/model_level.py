@@ -1,0 +1,17 @@
+"""A control for layer-wise adaptation: the same rule with the whole model as one layer."""
+
+from dataclasses import dataclass, replace
+
+from feda2l.rates.base import Measure
+from feda2l.rates.feda2l import FedA2LRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLevel(FedA2LRule):
+    """sigma and zeta over all measured parameters as one layer: one multiplier a node."""
+
+    summary = "control: FedA2L with one sigma, one zeta and one multiplier a node"
+
+    @property
+    def measure(self) -> Measure:
+        return replace(super().measure, pooled=True)

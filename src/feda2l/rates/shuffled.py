@@ -1,0 +1,34 @@
+"""A control for the layer: FedA2L's own multipliers, given to the wrong layers."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feda2l.equations import Signals
+from feda2l.randomness import torch_generator
+from feda2l.rates.base import Setting
+from feda2l.rates.feda2l import FedA2LRates, FedA2LRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffled(FedA2LRule):
+    """The multipliers of the round permuted over the layers of each node: same values, no layer information."""
+
+    summary = "control: FedA2L's multipliers permuted over the layers of a node"
+
+    def start(self, setting: Setting) -> FedA2LRates:
+        return _ShuffledRates(self.resolved(len(setting.layers)), setting)
+
+
+class _ShuffledRates(FedA2LRates):
+    def multiplied(self, round: int, history: Signals) -> Tensor:
+        multipliers = super().multiplied(round, history)
+        order = [
+            torch.randperm(
+                multipliers.shape[1],
+                generator=torch_generator(self.setting.seed, node=node, round=round, purpose="shuffled"),
+            )
+            for node in self.setting.nodes
+        ]
+        return multipliers.gather(1, torch.stack(order))
