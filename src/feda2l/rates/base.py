@@ -38,6 +38,7 @@ class Measure:
 class Rule:
     """A rate rule: its parameters are its fields, and they are the keys of `[rates]` in a spec."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     summary: ClassVar[str]
     has_end: ClassVar[bool] = False  # does `horizon` matter?
 

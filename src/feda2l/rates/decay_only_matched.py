@@ -36,12 +36,13 @@ class _MatchedRates(FedA2LRates):
 
     def multiplied(self, round: int, history: Signals) -> Tensor:
         # the multiplier set at the end of round r is in force, and recorded, in round r + 1: 0-based index r
-        if round >= len(self.means):
+        # the end of the last round sets rates that no round trains with, so its mean may be missing
+        if round > len(self.means):
             raise FedA2LError(
                 f"rates.paired: the paired run has {len(self.means)} rounds, round {round + 1} is not among them; "
                 "pair with a run of at least as many rounds"
             )
-        return torch.full_like(self.rates, self.means[round])
+        return torch.full_like(self.rates, self.means[min(round, len(self.means) - 1)])
 
 
 def mean_multipliers(folder: str) -> list[float]:
@@ -52,5 +53,5 @@ def mean_multipliers(folder: str) -> list[float]:
     try:
         rounds = [json.loads(line) for line in records.read_text().splitlines()]
         return [float(torch.tensor(round["layers"]["multiplier"], dtype=torch.float64).mean()) for round in rounds]
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise FedA2LError(f"rates.paired = {folder!r}: {records} cannot be read as a run's record: {error}") from error

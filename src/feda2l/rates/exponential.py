@@ -1,5 +1,6 @@
 """ExponentialLR: the rate is cut by a small factor every round."""
 
+import math
 from dataclasses import dataclass
 
 from feda2l.errors import FedA2LError
@@ -15,7 +16,7 @@ class Exponential(Schedule):
     gamma: float = 0.998
 
     def __post_init__(self) -> None:
-        if self.gamma <= 0:
+        if not 0 < self.gamma < math.inf:
             raise FedA2LError(f"rates.gamma = {self.gamma}: must be above 0")
 
     def factor(self, index: int, setting: Setting) -> float:

@@ -34,6 +34,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+CHOICES = {
+    key: tuple(preset[key] for preset in PRESETS.values()) for key in ("transform", "newest", "decay_index", "measured")
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedA2LRule(Rule):
@@ -66,9 +70,12 @@ class FedA2LRule(Rule):
             if not sound:
                 raise FedA2LError(f"rates.{key} = {getattr(self, key)}: {words}")
 
+        def whole(value: object, least: int) -> bool:
+            return value is None or (isinstance(value, int) and value >= least)
+
         demand(self.preset in PRESETS, "preset", f"must be one of {', '.join(PRESETS)}")
-        demand(self.warmup_rounds is None or self.warmup_rounds >= 0, "warmup_rounds", "must be 0 or more rounds")
-        demand(self.window is None or self.window >= 2, "window", "must be at least 2: one value has no spread")
+        demand(whole(self.warmup_rounds, 0), "warmup_rounds", "must be 0 or more rounds")
+        demand(whole(self.window, 2), "window", "must be 2 or more rounds: one value has no spread")
         demand(self.decay is None or 0 <= self.decay < float("inf"), "decay", "must be 0 (no decay) or more")
         demand(0 <= self.balance <= 1, "balance", "must be between 0 (zeta alone) and 1 (sigma alone)")
         demand(self.threshold > 0, "threshold", "must be above 0, or no parameter ever counts as stable")
@@ -76,9 +83,12 @@ class FedA2LRule(Rule):
         demand(self.eps_norm >= 0, "eps_norm", "must not be negative")
         demand(self.eps_std > 0, "eps_std", "must be above 0, or a constant window divides by zero")
         for key in ("warmup_factor", "bn_warmup_factor"):
-            demand(getattr(self, key) is None or getattr(self, key) >= 0, key, "must not be negative")
+            demand(getattr(self, key) is None or 0 <= getattr(self, key) < float("inf"), key, "must be 0 or more")
         clip = self.lr_clip
-        demand(clip is None or 0 <= clip[0] <= clip[1], "lr_clip", "must be [low, high] with 0 <= low <= high")
+        sound = clip is None or (len(clip) == 2 and 0 <= clip[0] <= clip[1])
+        demand(sound, "lr_clip", "must be [low, high] with 0 <= low <= high")
+        for key, choices in CHOICES.items():
+            demand(getattr(self, key) in (None, *choices), key, f"must be one of {', '.join(choices)}")
 
     def resolved(self, layers: int, *, model: str = "", data: str = "") -> "FedA2LRule":
         """The same rule with every value set: the preset's, and the paper's defaults by depth and task.

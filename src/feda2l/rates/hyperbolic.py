@@ -23,7 +23,7 @@ class Hyperbolic(Schedule):
     warmup_rounds: int = 0
 
     def __post_init__(self) -> None:
-        if self.low <= 0:
+        if not 0 < self.low < math.inf:
             raise FedA2LError(f"rates.low = {self.low}: must be above 0")
         if self.warmup_rounds < 0:
             raise FedA2LError(f"rates.warmup_rounds = {self.warmup_rounds}: must be 0 or more rounds")

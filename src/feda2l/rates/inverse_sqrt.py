@@ -1,5 +1,6 @@
 """FedA2L's own global factor as a plain schedule from round 1: the first control to look at."""
 
+import math
 from dataclasses import dataclass
 
 from feda2l.equations import decay_factor
@@ -16,7 +17,7 @@ class InverseSqrt(Schedule):
     decay: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.decay < 0:
+        if not 0 <= self.decay < math.inf:
             raise FedA2LError(f"rates.decay = {self.decay}: must be 0 or more")
 
     def factor(self, index: int, setting: Setting) -> float:

@@ -29,7 +29,7 @@ class OneCycle(Schedule):
         if not 0 < self.rise < 1:
             raise FedA2LError(f"rates.rise = {self.rise}: must be a share of the horizon between 0 and 1")
         for key in ("start_divisor", "end_divisor"):
-            if getattr(self, key) <= 0:
+            if not 0 < getattr(self, key) < math.inf:
                 raise FedA2LError(f"rates.{key} = {getattr(self, key)}: must be above 0")
         if not 0 <= self.low_momentum <= self.high_momentum < 1:
             raise FedA2LError(

@@ -1,5 +1,6 @@
 """StepLR: the rate is cut by a factor every so many rounds."""
 
+import math
 from dataclasses import dataclass
 
 from feda2l.errors import FedA2LError
@@ -18,7 +19,7 @@ class Step(Schedule):
     def __post_init__(self) -> None:
         if self.step_size < 1:
             raise FedA2LError(f"rates.step_size = {self.step_size}: must be at least 1 round")
-        if self.gamma <= 0:
+        if not 0 < self.gamma < math.inf:
             raise FedA2LError(f"rates.gamma = {self.gamma}: must be above 0")
 
     def factor(self, index: int, setting: Setting) -> float:

@@ -1,0 +1,306 @@
+"""A run's specification: one frozen model, TOML on disk, errors that name the file, the key and the right word."""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
+
+from feda2l.algorithms import ALGORITHMS, Algorithm
+from feda2l.errors import FedA2LError
+from feda2l.layers import Granularity
+from feda2l.names import look_up, nearest
+from feda2l.rates import RULES, Rule
+from feda2l.rates.feda2l import DEEP, FedA2LRule
+
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+T = TypeVar("T")
+
+
+class Section(BaseModel):
+    """A table of the spec; what it does not know, it refuses."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSpec(Section):
+    """What is learned from, and how it is dealt to the nodes."""
+
+    name: str = Field(default="digits", description="data set, see `feda2l list datasets`")
+    nodes: Count = Field(default=10, description="number of nodes")
+    partition: Literal["iid", "dirichlet", "pathological", "shards", "natural"] = Field(
+        default="dirichlet", description="how samples are dealt to nodes"
+    )
+    alpha: Positive = Field(default=0.1, description="of dirichlet: smaller is more skewed")
+    classes_per_node: Count = Field(default=2, description="of pathological")
+    shards_per_node: Count = Field(default=2, description="of shards")
+    partition_seed: int = Field(default=1, ge=0, description="the paper keeps one partition for all runs")
+    train_fraction: Share = Field(default=0.75, description="share of a node's samples that it trains on")
+    min_size: Count | None = Field(
+        default=None, description="fewest samples of a node; default batch_size / (1 - train_fraction)"
+    )
+
+
+class ModelSpec(Section):
+    """What is trained."""
+
+    name: str | None = Field(default=None, description='model, or "package.module:Class"; default fits the data set')
+    init: Literal["common", "per_node"] = Field(default="common", description="one start for all nodes, or one each")
+    loss: str = Field(default="cross_entropy", description='or "package.module:function" of (outputs, targets)')
+
+
+class TopologySpec(Section):
+    """Who talks to whom, and how much each voice weighs."""
+
+    name: str = Field(default="full", description="graph, see `feda2l list topologies`")
+    weights: Literal["samples", "uniform", "metropolis"] = Field(default="samples", description="of the average")
+    k: int = Field(default=7, description="of k_regular and random_out")
+    p: float = Field(default=0.3, description="of erdos_renyi: probability of an edge")
+    seed: int = Field(default=1, ge=0, description="of random graphs")
+    file: str | None = Field(default=None, description="of file: an edge list or an adjacency matrix")
+
+
+class NamedSection(Section):
+    """A table whose further keys depend on its `name`; they are the fields of the dataclass of that name."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def parameters(self, section: str, table: Mapping[str, type[T]]) -> T:
+        kind = look_up(self.name, table, f"{section}.name")  # type: ignore[attr-defined]
+        try:
+            return TypeAdapter(kind).validate_python(self.model_extra or {})
+        except ValidationError as error:
+            raise _Nested(section, error, [*type(self).model_fields, *_parameters(kind)]) from error
+
+
+class AlgorithmSpec(NamedSection):
+    """The base algorithm; its own parameters stand beside its name."""
+
+    name: str = Field(default="fedavg", description="see `feda2l list algorithms`")
+    buffers: Literal["average", "local", "recalibrate"] = Field(
+        default="average", description="BatchNorm statistics: mixed like parameters, kept, or re-estimated after mixing"
+    )
+    _algorithm: Algorithm = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _build(self) -> Self:
+        self._algorithm = self.parameters("algorithm", ALGORITHMS)
+        return self
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self._algorithm
+
+
+class RatesSpec(NamedSection):
+    """The rate rule; its own parameters stand beside its name."""
+
+    name: str = Field(default="feda2l", description="see `feda2l list rates`")
+    base: Positive = Field(default=0.01, description="eta0, the base rate")
+    horizon: Count | None = Field(default=None, description="of schedules with an end; default: rounds")
+    granularity: Granularity = Field(default="module", description="what one layer is (ablation)")
+    _rule: Rule = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _build(self) -> Self:
+        self._rule = self.parameters("rates", RULES)
+        return self
+
+    @property
+    def rule(self) -> Rule:
+        return self._rule
+
+
+class TrainingSpec(Section):
+    """Local training between two exchanges."""
+
+    epochs: Count = Field(default=1, description="local epochs a round")
+    batch_size: Count = Field(default=10)
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
+    weight_decay: NotNegative = Field(default=0.0)
+    drop_last: bool = Field(default=True, description="drop a last incomplete batch")
+    momentum_state: Literal["keep", "reset", "average"] = Field(
+        default="keep", description="what happens to the optimizer's state at each mixing"
+    )
+
+
+class EvaluationSpec(Section):
+    """What is measured, when and against which target."""
+
+    every: Count = Field(default=1, description="rounds between evaluations; the last round is always evaluated")
+    on: Literal["global", "local", "both"] = Field(default="global", description="test set, or the node's unused part")
+    target: Share | None = Field(default=None, description="accuracy whose first round is reported")
+    smoothing: Count = Field(default=10, description="window of the trailing mean for rounds to target")
+
+
+class RuntimeSpec(Section):
+    """Where and how it runs; nothing here changes the result of a run that keeps the same-bytes promise."""
+
+    device: Literal["auto", "cpu"] = Field(default="auto")
+    engine: Literal["auto", "rows", "batched"] = Field(
+        default="auto", description="auto keeps the same-bytes promise; batched trains all nodes in one kernel"
+    )
+    precision: Literal["fp32"] = Field(default="fp32")
+    deterministic: bool = Field(default=False, description="on a GPU; the CPU always is")
+    workers: int | None = Field(default=None, ge=0, description="processes; default one a core, 0: none")
+    checkpoint_seconds: NotNegative = Field(default=60.0, description="time between checkpoints")
+
+
+class Spec(Section):
+    """A whole run. Every key has a default, so a file holds only what differs."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run's folder")
+    seed: int = Field(default=1, ge=0)
+    rounds: Count = Field(default=100)
+    data: DataSpec = Field(default_factory=DataSpec)
+    model: ModelSpec = Field(default_factory=ModelSpec)
+    topology: TopologySpec = Field(default_factory=TopologySpec)
+    algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
+    rates: RatesSpec = Field(default_factory=RatesSpec)
+    training: TrainingSpec = Field(default_factory=TrainingSpec)
+    evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
+    runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
+        """A spec from plain values and `key=value` overrides; every mistake in it is named at once."""
+        values, origins = _with_sets(values, sets)
+        try:
+            return cls.model_validate(values)
+        except _Nested as nested:
+            problems = _explain(nested.error, nested.section, nested.known, origins, source)
+        except ValidationError as error:
+            problems = _explain(error, "", [], origins, source)
+        except FedA2LError as error:
+            problems = [f"{_origin(str(error).split(' ')[0], origins, source)}: {error}"]
+        raise FedA2LError("\n".join(problems))
+
+    @classmethod
+    def load(cls, path: str | Path, sets: Sequence[str] = ()) -> "Spec":
+        """A spec from a TOML file."""
+        return cls.parse(read_toml(path), str(path), sets)
+
+    def resolved(self, *, layers: int, model: str) -> "Spec":
+        """The same spec with every default filled in that depends on the data, the model or the rounds."""
+        rates = self.rates.model_dump() | {"horizon": self.rates.horizon or self.rounds}
+        training = self.training.model_dump()
+        rule = self.rates.rule
+        if isinstance(rule, FedA2LRule):
+            rule = rule.resolved(layers, model=model, data=self.data.name)
+            if rule.preset == "reference" and layers > DEEP and "momentum" not in self.training.model_fields_set:
+                training["momentum"] = 0.0
+        rates |= {key: getattr(rule, key) for key in _parameters(type(rule))}
+        algorithm = self.algorithm.model_dump()
+        algorithm |= {
+            key: getattr(self.algorithm.algorithm, key) for key in _parameters(type(self.algorithm.algorithm))
+        }
+        values = self.model_dump() | {"rates": rates, "training": training, "algorithm": algorithm}
+        values["model"] |= {"name": model}
+        return Spec.model_validate(values)
+
+    def to_toml(self) -> str:
+        """The spec as a TOML file that parses back to it; keys without a value are left out."""
+        return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A TOML file as plain values, or an error that names it."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FedA2LError(f"{path}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedA2LError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise FedA2LError(f"{path}: is not valid TOML: {error}") from error
+
+
+def parse_set(text: str) -> tuple[str, Any]:
+    """`key=value` of the command line: a TOML value, or a bare word as a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise FedA2LError(f"--set {text}: write it as key=value, for example --set rates.base=0.03")
+    try:
+        return key.strip(), tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _parameters(kind: Any) -> list[str]:
+    """The parameters of a rule or an algorithm: the fields of its dataclass."""
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+class _Nested(Exception):
+    """A ValidationError inside a named section, on its way past pydantic."""
+
+    def __init__(self, section: str, error: ValidationError, known: list[str]) -> None:
+        super().__init__(str(error))
+        self.section, self.error, self.known = section, error, known
+
+
+def _with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values with the overrides put in, and which override each key came from."""
+    merged: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
+    origins = {}
+    for text in sets:
+        key, value = parse_set(text)
+        *path, last = key.split(".")
+        table = merged
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise FedA2LError(f"--set {text}: {part} is not a section")
+        table[last] = value
+        origins[key] = f"--set {text}"
+    return merged, origins
+
+
+def _explain(
+    error: ValidationError, section: str, known: list[str], origins: Mapping[str, str], source: str
+) -> list[str]:
+    """One line a mistake: where it stands, the key, what is wrong and what would be right."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = [section] * bool(section) + [str(part) for part in problem["loc"]]
+        key = ".".join(path)
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            names = known or list(_fields(path[:-1]))
+            text = f"{key}: unknown {'key' if len(path) > 1 else 'key or section'}; {nearest(path[-1], names)}"
+        else:
+            text = f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        lines.append(f"{_origin(key, origins, source)}: {text}")
+    return lines
+
+
+def _fields(path: list[str]) -> Mapping[str, Any]:
+    """The keys that the table at `path` knows."""
+    model: Any = Spec
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None:
+            return {}
+        model = field.annotation
+    fields: Mapping[str, Any] = model.model_fields
+    return fields
+
+
+def _origin(key: str, origins: Mapping[str, str], source: str) -> str:
+    """Where a key was given: the override that set it (or its section), else the file."""
+    while key and key not in origins:
+        key = key.rpartition(".")[0]
+    return origins.get(key, source)
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, None left out: what TOML can write."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    return list(value) if isinstance(value, tuple) else value
