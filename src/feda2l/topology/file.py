@@ -1,0 +1,63 @@
+"""A graph from a text file: an edge list, or a matrix of 0 and 1.
+
+- two columns: an undirected edge `i j` a line (repeats are fine); with two nodes, two columns are edges too;
+- `nodes` columns: a matrix in which row i marks whom node i hears. It need not be symmetric; its diagonal is
+  ignored, as a node always keeps a share of its own row.
+
+Columns are split by spaces, tabs or commas; `#` starts a comment; ids count from 0.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from feda2l.errors import FedA2LError
+
+
+def read_arcs(file: str, nodes: int) -> Iterator[tuple[int, int]]:
+    """Every pair (i, j) in which i hears j; a line that cannot be read is an error that names it."""
+    lines = list(_lines(file))
+    if not lines or len(lines[0][1]) == 2:
+        for where, fields in lines:
+            i, j = _edge(where, fields, nodes)
+            yield from ((i, j), (j, i))
+        return
+    for i, (where, fields) in enumerate(lines):
+        yield from ((i, j) for j in _matrix_row(where, fields, i, nodes))
+    if len(lines) != nodes:
+        raise FedA2LError(
+            f"topology.file = {file}: the matrix has {len(lines)} rows, data.nodes = {nodes} needs {nodes}"
+        )
+
+
+def _lines(file: str) -> Iterator[tuple[str, list[str]]]:
+    """Where, and the fields, of each line that holds any."""
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        raise FedA2LError(f"topology.file = {file} cannot be read: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        if fields := line.split("#")[0].replace(",", " ").split():
+            yield f"topology.file = {file}, line {number}", fields
+
+
+def _edge(where: str, fields: list[str], nodes: int) -> tuple[int, int]:
+    if len(fields) != 2 or not all(field.isdecimal() for field in fields):
+        raise FedA2LError(f'{where}: "{" ".join(fields)}" is not an edge; write two node ids, as in "0 1"')
+    i, j = map(int, fields)
+    if max(i, j) >= nodes:
+        raise FedA2LError(f"{where}: there is no node {max(i, j)}; with data.nodes = {nodes} ids are 0 to {nodes - 1}")
+    if i == j:
+        raise FedA2LError(f"{where}: node {i} is linked to itself; leave the line out, a node always hears itself")
+    return i, j
+
+
+def _matrix_row(where: str, fields: list[str], row: int, nodes: int) -> Iterator[int]:
+    if len(fields) != nodes:
+        raise FedA2LError(
+            f"{where}: {len(fields)} columns; an edge list has 2, a matrix for data.nodes = {nodes} has {nodes}"
+        )
+    if row >= nodes:
+        raise FedA2LError(f"{where}: one row too many; a matrix for data.nodes = {nodes} has {nodes}")
+    if wrong := [field for field in fields if field not in ("0", "1")]:
+        raise FedA2LError(f'{where}: "{wrong[0]}" in a matrix of 0 and 1')
+    return (j for j, field in enumerate(fields) if field == "1" and j != row)

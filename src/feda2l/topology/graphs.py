@@ -1,0 +1,269 @@
+"""Graphs: the nodes each node hears in a round.
+
+An edge j -> i means that i receives the row of j: j is an in-neighbour of i. Graphs are kept as tuples of
+neighbour ids, so a sparse graph of 10,000 nodes stays small; nothing here builds an N x N array.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from feda2l.errors import FedA2LError
+from feda2l.randomness import derive_seed
+from feda2l.topology.edges import Period, connected, heard, reverse, undirected
+from feda2l.topology.file import read_arcs
+
+
+@dataclass(frozen=True)
+class Topology:
+    """In-neighbours of each node for each round of one period.
+
+    `period[phase][node]` holds ascending ids without the node itself; `len(period) > 1` only for graphs
+    that vary in time. `directed`: in some round a node hears another that does not hear it.
+
+    >>> build("ring", 5).neighbours(0)
+    (1, 4)
+    """
+
+    name: str
+    nodes: int
+    period: Period
+    directed: bool
+
+    def phase(self, round: int) -> int:
+        """The place of a round (1, 2, ...) in the period."""
+        return (round - 1) % len(self.period)
+
+    def neighbours(self, node: int, round: int = 1) -> tuple[int, ...]:
+        """The nodes that `node` hears in `round`."""
+        return self.period[self.phase(round)][node]
+
+    def edges(self, round: int = 1) -> int:
+        """How many edges carry a row in `round`: a pair counts once if undirected, each way if directed."""
+        heard = sum(map(len, self.period[self.phase(round)]))
+        return heard if self.directed else heard // 2
+
+    def connected(self) -> bool:
+        """Every node reaches every other along the edges of one period (strongly, if directed)."""
+        return connected(self.period)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a builder may ask for; each uses what it needs."""
+
+    nodes: int
+    k: int
+    p: float
+    seed: int
+    file: str | None
+
+
+def build(name: str, nodes: int, *, k: int = 7, p: float = 0.3, seed: int = 1, file: str | None = None) -> Topology:
+    """The graph called `name` (see `TOPOLOGIES`) over `nodes` nodes, connected unless it is `isolated`.
+
+    `k` is the degree of `k_regular` and the out-degree of `random_out`; `p` the chance of an edge in
+    `erdos_renyi`; `seed` draws these three; `file` is read by `file`. One node has no neighbours, whatever the name.
+    """
+    if name not in TOPOLOGIES:
+        raise unknown("topology.name", name, NAMES)
+    if nodes < 1:
+        raise FedA2LError(f"data.nodes = {nodes}: a network needs at least 1 node")
+    if nodes == 1 and name != "file":
+        return Topology(name, 1, (((),),), directed=False)
+    period = TOPOLOGIES[name][0](Options(nodes, k, p, seed, file))
+    if name != "isolated" and not connected(period):
+        raise FedA2LError(
+            f'topology.name = "{name}" gives a graph in which some nodes never hear from some others; '
+            f'add edges, or use topology.name = "isolated" for nodes that train alone'
+        )
+    return Topology(name, nodes, period, directed=any(reverse(phase) != phase for phase in period))
+
+
+def unknown(key: str, value: str, known: Iterable[str]) -> FedA2LError:
+    """The error for a name that is in no table; it suggests the nearest one."""
+    known = list(known)
+    near = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
+    hint = f'did you mean "{near[0]}"? ' if near else ""
+    return FedA2LError(f'{key} = "{value}" is not known; {hint}known: {", ".join(known)}')
+
+
+# --- graphs given by a rule --------------------------------------------------------------------------------
+
+
+def _full(o: Options) -> Period:
+    everyone = tuple(range(o.nodes))
+    return (tuple(everyone[:i] + everyone[i + 1 :] for i in everyone),)
+
+
+def _ring(o: Options) -> Period:
+    return undirected(o.nodes, ((i, (i + 1) % o.nodes) for i in range(o.nodes)))
+
+
+def _star(o: Options) -> Period:
+    return undirected(o.nodes, ((0, i) for i in range(1, o.nodes)))
+
+
+def _tree(o: Options) -> Period:
+    return undirected(o.nodes, ((i, (i - 1) // 2) for i in range(1, o.nodes)))
+
+
+def _hypercube(o: Options) -> Period:
+    size = o.nodes.bit_length() - 1
+    if o.nodes != 1 << size:
+        raise FedA2LError(
+            f'data.nodes = {o.nodes} is not a power of two, as topology.name = "hypercube" needs; '
+            f"use {1 << size} or {2 << size} nodes"
+        )
+    return undirected(o.nodes, ((i, i ^ 1 << j) for i in range(o.nodes) for j in range(size)))
+
+
+def _grid(o: Options) -> Period:
+    columns = _columns(o.nodes, "grid")
+    right = ((i, i + 1) for i in range(o.nodes) if (i + 1) % columns)
+    down = ((i, i + columns) for i in range(o.nodes - columns))
+    return undirected(o.nodes, (*right, *down))
+
+
+def _torus(o: Options) -> Period:
+    columns = _columns(o.nodes, "torus")
+    right = ((i, i - i % columns + (i + 1) % columns) for i in range(o.nodes))
+    down = ((i, (i + columns) % o.nodes) for i in range(o.nodes))
+    return undirected(o.nodes, (*right, *down))
+
+
+def _columns(nodes: int, name: str) -> int:
+    """The columns of rows x columns, as square as possible. A prime has only 1 x n, a path: not what was asked for."""
+    rows = next(r for r in range(math.isqrt(nodes), 0, -1) if nodes % r == 0)
+    if rows == 1 and nodes > 3:
+        raise FedA2LError(
+            f'data.nodes = {nodes} is prime, so topology.name = "{name}" could only be a 1 x {nodes} line; '
+            f'use {nodes - 1} or {nodes + 1} nodes, or topology.name = "ring"'
+        )
+    return nodes // rows
+
+
+def _hops(nodes: int) -> list[int]:
+    """1, 2, 4, ... below `nodes`: ceil(log2(nodes)) of them."""
+    return [1 << j for j in range((nodes - 1).bit_length())]
+
+
+def _exponential(o: Options) -> Period:
+    return (tuple(tuple(sorted((i - hop) % o.nodes for hop in _hops(o.nodes))) for i in range(o.nodes)),)
+
+
+def _one_peer_exponential(o: Options) -> Period:
+    return tuple(tuple(((i - hop) % o.nodes,) for i in range(o.nodes)) for hop in _hops(o.nodes))
+
+
+def _directed_ring(o: Options) -> Period:
+    return (tuple(((i - 1) % o.nodes,) for i in range(o.nodes)),)
+
+
+def _isolated(o: Options) -> Period:
+    return (((),) * o.nodes,)
+
+
+# --- graphs drawn at random --------------------------------------------------------------------------------
+
+
+def _k_regular(o: Options) -> Period:
+    from networkx import random_regular_graph
+
+    _check_degree(o, "k_regular")
+    if o.nodes * o.k % 2:
+        raise FedA2LError(
+            f"topology.k = {o.k} with data.nodes = {o.nodes}: nodes x k counts every edge twice and must be even; "
+            f"use k = {o.k - 1 or 2}{f' or {o.k + 1}' if 1 < o.k < o.nodes - 1 else ''}, or one node more"
+        )
+    if o.k == 1 and o.nodes > 2:
+        raise FedA2LError(f"topology.k = 1 only links {o.nodes} nodes in pairs; use k = 2 or more")
+
+    def draw(seed: int) -> Period:
+        if o.k == 2:  # a connected one is a random cycle; by drawing, it comes about once in sqrt(nodes) times
+            order = np.random.default_rng(seed).permutation(o.nodes).tolist()
+            return undirected(o.nodes, zip(order, order[1:] + order[:1], strict=True))
+        if 2 * o.k < o.nodes:
+            return undirected(o.nodes, random_regular_graph(o.k, o.nodes, seed=seed).edges)
+        # networkx pairs stubs until no edge repeats: hopeless near the full graph, where the complement is easy
+        absent = random_regular_graph(o.nodes - 1 - o.k, o.nodes, seed=seed)
+        everyone = range(o.nodes)
+        return (tuple(tuple(j for j in everyone if j != i and j not in absent[i]) for i in everyone),)
+
+    return _redraw(o, draw, f"topology.k = {o.k}: use a larger k")
+
+
+def _erdos_renyi(o: Options) -> Period:
+    from networkx import fast_gnp_random_graph
+
+    # P(connected) -> exp(-exp(-c)) at p = (ln n + c) / n (Erdos and Renyi, 1959): 95 % at c = 3
+    likely = min(1.0, math.ceil(1000 * (math.log(o.nodes) + 3) / o.nodes) / 1000)
+    if not 0 < o.p <= 1:
+        raise FedA2LError(
+            f"topology.p = {o.p} is not a chance above 0 and up to 1; "
+            f"{o.nodes} nodes are likely connected from p = {likely:g}"
+        )
+    return _redraw(
+        o,
+        lambda seed: undirected(o.nodes, fast_gnp_random_graph(o.nodes, o.p, seed=seed).edges),
+        f"topology.p = {o.p}: {o.nodes} nodes are likely connected from p = {likely:g}",
+    )
+
+
+def _random_out(o: Options) -> Period:
+    _check_degree(o, "random_out")
+
+    def draw(seed: int) -> Period:
+        generator = np.random.default_rng(seed)
+        others = (generator.choice(o.nodes - 1, size=o.k, replace=False) for _ in range(o.nodes))
+        return (reverse([(picks + (picks >= i)).tolist() for i, picks in enumerate(others)]),)
+
+    likely = min(o.nodes - 1, math.ceil(math.log(o.nodes) + 3))  # nobody is left unheard: n exp(-k) small
+    return _redraw(o, draw, f"topology.k = {o.k}: {o.nodes} nodes likely all hear each other from k = {likely}")
+
+
+def _check_degree(o: Options, name: str) -> None:
+    if not 1 <= o.k < o.nodes:
+        raise FedA2LError(
+            f'topology.k = {o.k}: each of the {o.nodes} nodes (data.nodes) of topology.name = "{name}" '
+            f"has only {o.nodes - 1} others; use k from 1 to {o.nodes - 1}"
+        )
+
+
+def _redraw(o: Options, draw: Callable[[int], Period], hint: str) -> Period:
+    """The first connected graph of a seeded sequence."""
+    draws = max(20, min(1000, 100_000 // o.nodes))  # about a second, then we say that it is not to be had
+    for attempt in range(draws):
+        period = draw(derive_seed(o.seed, round=attempt, purpose="topology"))
+        if connected(period):
+            return period
+    raise FedA2LError(f"no connected graph in {draws} draws with {hint}")
+
+
+def _file(o: Options) -> Period:
+    if o.file is None:
+        raise FedA2LError('topology.file is missing: topology.name = "file" needs the path of an edge list or a matrix')
+    return (heard(o.nodes, read_arcs(o.file, o.nodes)),)
+
+
+TOPOLOGIES: dict[str, tuple[Callable[[Options], Period], str]] = {
+    "full": (_full, "everyone hears everyone"),
+    "ring": (_ring, "the node before and the node after"),
+    "k_regular": (_k_regular, "random undirected graph, every node with topology.k neighbours"),
+    "star": (_star, "node 0 linked to all others"),
+    "tree": (_tree, "binary heap: parent (i - 1) // 2 and up to two children"),
+    "hypercube": (_hypercube, "ids that differ in one bit; data.nodes a power of two"),
+    "grid": (_grid, "rows x columns as square as possible, four neighbours, no wrap; no primes above 3"),
+    "torus": (_torus, "the grid with its borders joined"),
+    "exponential": (_exponential, "directed: hears i - 1, i - 2, i - 4, ... (mod nodes)"),
+    "one_peer_exponential": (_one_peer_exponential, "directed: one of those a round, in turn (time-varying)"),
+    "erdos_renyi": (_erdos_renyi, "each pair linked with chance topology.p"),
+    "directed_ring": (_directed_ring, "directed: hears only the node before"),
+    "random_out": (_random_out, "directed: every node sends to topology.k random others"),
+    "file": (_file, "topology.file: an edge 'i j' a line, or a 0/1 matrix whose row i marks whom i hears"),
+    "isolated": (_isolated, "no neighbours: every node trains alone"),
+}
+NAMES = tuple(TOPOLOGIES)
