@@ -1,0 +1,188 @@
+"""The data sets by name: what each is, where it comes from, how it is loaded. A new one is a new entry."""
+
+import difflib
+import hashlib
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from feda2l.data import cifar, download, images
+from feda2l.data.download import Archive, data_folder, digest
+from feda2l.data.images import Images
+from feda2l.errors import FedA2LError
+
+Folder = str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set: a line that describes it, the model it is tried with, how it is loaded, its archive if it has one."""
+
+    name: str
+    description: str
+    model: str
+    load: Callable[[Path], Images]
+    archive: Archive | None = None
+
+    @property
+    def source(self) -> str:
+        """Where the data come from: an address, or the package that brings them."""
+        return self.archive.url if self.archive else "ships with scikit-learn"
+
+
+CATALOG: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry("digits", "1,797 handwritten digits of 8 x 8, 10 classes", "mlp", lambda _: images.digits()),
+        Entry(
+            "cifar10",
+            "60,000 colour pictures of 32 x 32, 10 classes",
+            "cnn",
+            partial(cifar.load, cifar.CIFAR10),
+            cifar.CIFAR10.archive,
+        ),
+        Entry(
+            "cifar100",
+            "60,000 colour pictures of 32 x 32, 100 classes",
+            "cnn",
+            partial(cifar.load, cifar.CIFAR100),
+            cifar.CIFAR100.archive,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one file: `ok` if it can be used, `official` if it holds the published bytes."""
+
+    file: str
+    text: str
+    ok: bool = True
+    official: bool = False
+
+    def __str__(self) -> str:
+        return f"{'ok ' if self.ok else 'BAD'} {self.file}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `verify` found: `ok` if the data can be used, `official` if every byte is the published one."""
+
+    name: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.ok for finding in self.findings)
+
+    @property
+    def official(self) -> bool:
+        return all(finding.official for finding in self.findings)
+
+    @property
+    def lines(self) -> list[str]:
+        return [str(finding) for finding in self.findings]
+
+
+def find(name: str) -> Entry:
+    """The entry of that name; a wrong name is an error that says the nearest right one."""
+    if name in CATALOG:
+        return CATALOG[name]
+    near = difflib.get_close_matches(name.lower(), CATALOG, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise FedA2LError(f"no data set is called {name!r}; {hint}there are {', '.join(CATALOG)}")
+
+
+def load(name: str, folder: Folder = None) -> Images:
+    """The data set as tensors, from files already in the data folder; nothing is downloaded."""
+    entry = find(name)
+    return entry.load(data_folder(folder) if entry.archive else Path())
+
+
+def fetch(name: str, folder: Folder = None) -> Path:
+    """Where the data set's files lie, downloaded if they are not there yet."""
+    entry = find(name)
+    if entry.archive:
+        return download.fetch(entry.archive, data_folder(folder))
+    import sklearn.datasets
+
+    return Path(sklearn.datasets.__file__).parent / "data"
+
+
+def verify(name: str, folder: Folder = None) -> Verdict:
+    """Whether the files are there, whole and official, a finding a file; nothing is written."""
+    entry = find(name)
+    findings: list[Finding] = []
+    if entry.archive:
+        place = data_folder(folder)
+        findings = _files(entry.archive, place)
+        if entry.archive.missing(place):
+            return Verdict(name, tuple(findings))
+    try:
+        data = load(name, folder)
+    except FedA2LError as error:
+        return Verdict(name, (*findings, Finding(name, str(error), ok=False)))
+    shape = " x ".join(map(str, data.input))
+    text = (
+        f"{len(data.train_y)} training and {len(data.test_y)} test pictures of {shape}, {data.classes} classes, "
+        f"{entry.source}"
+    )
+    return Verdict(name, (*findings, Finding(name, text, official=all(finding.official for finding in findings))))
+
+
+def _files(archive: Archive, folder: Path) -> list[Finding]:
+    """A finding for the archive, if it lies in `folder`, and one for each wanted file."""
+    findings, inside = [], {}
+    path = folder / archive.name
+    if path.is_file():
+        if (found := digest(path, "md5")) == archive.md5:
+            findings.append(Finding(archive.name, f"the official archive, md5 {found}", official=True))
+            inside = _inside(archive, path)
+        else:
+            text = f"not the official archive: expected md5 {archive.md5}, found {found}"
+            findings.append(Finding(archive.name, text, ok=False))
+    missing = archive.missing(folder)
+    for name, file in archive.files.items():
+        path = folder / archive.folder / name
+        if name in missing and inside:
+            findings.append(Finding(str(path), "in the archive, not extracted yet", official=True))
+        elif name in missing:
+            findings.append(Finding(str(path), f"missing; {archive.by_hand(folder)}", ok=False))
+        elif (size := path.stat().st_size) != file.size:
+            findings.append(Finding(str(path), f"expected {file.size} bytes, found {size}", ok=False))
+        else:
+            findings.append(_bytes(archive, path, inside.get(name)))
+    return findings
+
+
+def _bytes(archive: Archive, path: Path, inside: str | None) -> Finding:
+    """Whether a file of the right size holds the official bytes: those of the official archive, or of the known sum."""
+    known, found = inside or archive.files[path.name].sha256, digest(path, "sha256")
+    if found == known:
+        return Finding(str(path), f"official bytes, sha256 {found}", official=True)
+    if inside or archive.proven:
+        return Finding(str(path), f"not the official bytes: expected sha256 {known}, found {found}", ok=False)
+    return Finding(
+        str(path),
+        f"structure is right, whether the bytes are the official ones is unknown: sha256 {found}; to know, put "
+        f"{archive.name} (md5 {archive.md5}) into {path.parent.parent} and verify again",
+    )
+
+
+def _inside(archive: Archive, path: Path) -> dict[str, str]:
+    """The sha256 of the wanted files inside the archive."""
+    sums = {}
+    with tarfile.open(path, "r:gz") as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() else None
+            name = member.name.removeprefix(f"{archive.folder}/")
+            if content and name in archive.files:
+                whole = hashlib.sha256()
+                while chunk := content.read(2**20):
+                    whole.update(chunk)
+                sums[name] = whole.hexdigest()
+    return sums

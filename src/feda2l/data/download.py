@@ -1,0 +1,199 @@
+"""Published archives: where they come from, their checksums, and the files in them, placed safely in a data folder.
+
+A file appears in the data folder whole or not at all: everything is written to a temporary folder beside it, checked,
+and then renamed.
+"""
+
+import contextlib
+import errno
+import hashlib
+import importlib.util
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from feda2l.errors import FedA2LError, RunFailed
+
+ENVIRONMENT = "FEDA2L_DATA"
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class File:
+    """A file inside an archive, by its exact size and the sha256 of the official bytes."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A `.tar.gz` as its authors publish it, and the files that are wanted from its `folder`.
+
+    `proven` says that the `sha256` of the files were derived from sums the authors publish, so that other bytes are
+    wrong bytes. Where they come from a third party, a match still shows official bytes, a difference shows nothing.
+    """
+
+    dataset: str
+    url: str
+    md5: str
+    size: int
+    folder: str
+    files: dict[str, File]
+    proven: bool
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[-1]
+
+    def missing(self, folder: Path) -> list[str]:
+        """The wanted files that do not lie in the data folder."""
+        return [name for name in self.files if not (folder / self.folder / name).is_file()]
+
+    def by_hand(self, folder: Path) -> str:
+        """How to place the files without this program's download."""
+        return (
+            f"to place it by hand, bring {self.url} to {folder / self.name} (or extract it there, which gives "
+            f"{folder / self.folder}) and pass --data {folder} or set {ENVIRONMENT}={folder}"
+        )
+
+
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """`folder` if given, else $FEDA2L_DATA, else the user's cache folder as the platform has it."""
+    chosen = folder or os.environ.get(ENVIRONMENT)
+    if not chosen:
+        try:
+            import pooch
+        except ImportError:
+            raise FedA2LError(f"no data folder: pass --data DIR or set {ENVIRONMENT}") from None
+        chosen = str(pooch.os_cache("feda2l"))
+    return Path(chosen).expanduser()
+
+
+def digest(path: Path, algorithm: str) -> str:
+    """The md5 or sha256 of a file, in hexadecimal."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, algorithm).hexdigest()
+    except OSError as error:
+        raise FedA2LError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def download(archive: Archive, folder: Path) -> Path:
+    """The archive in `folder`, downloaded with a progress bar and kept only if its md5 is the published one."""
+    try:
+        import pooch
+    except ImportError:
+        raise FedA2LError(f"a download needs the package pooch; {archive.by_hand(folder)}") from None
+    fetch = pooch.HTTPDownloader(progressbar=importlib.util.find_spec("tqdm") is not None, timeout=30)
+    with _staging(folder, archive.size) as staging:
+        part = staging / archive.name
+        try:
+            fetch(archive.url, str(part), None)
+        except OSError as error:  # what requests raises is an OSError too, without an errno
+            if error.errno is not None:
+                raise
+            raise RunFailed(f"cannot download {archive.url}: {error}; {archive.by_hand(folder)}") from error
+        found, size = digest(part, "md5"), part.stat().st_size
+        if found != archive.md5:
+            raise RunFailed(
+                f"{archive.url} arrived with a wrong checksum and was removed: expected {archive.size} bytes with md5 "
+                f"{archive.md5}, found {size} bytes with md5 {found}; try again; {archive.by_hand(folder)}"
+            )
+        os.replace(part, folder / archive.name)
+    return folder / archive.name
+
+
+def extract(archive: Archive, folder: Path) -> None:
+    """Take the missing files, and nothing else, out of the archive that lies in `folder`.
+
+    Members are matched by their full name and written under names of ours, so no member can choose a path.
+    """
+    path = folder / archive.name
+    wanted = {f"{archive.folder}/{name}": name for name in archive.missing(folder)}
+    with _staging(folder, sum(archive.files[name].size for name in wanted.values())) as staging:
+        try:
+            with tarfile.open(path, "r:gz") as tar:
+                for member in tar:
+                    name = wanted.get(member.name.removeprefix("./"))
+                    if name is None:
+                        continue
+                    if not member.isreg() or member.size != archive.files[name].size:
+                        kind = f"{member.size} bytes" if member.isreg() else "not a plain file"
+                        raise FedA2LError(
+                            f"{path}: {member.name} should have {archive.files[name].size} bytes, found {kind}"
+                        )
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    with (staging / name).open("wb") as file:
+                        shutil.copyfileobj(content, file, MIB)
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise FedA2LError(
+                f"{path} is not a whole archive ({error}): expected {archive.size} bytes, found {path.stat().st_size}; "
+                "remove it and fetch it again"
+            ) from error
+        if absent := [member for member, name in wanted.items() if not (staging / name).exists()]:
+            raise FedA2LError(f"{path} does not contain {absent[0]}; remove it and fetch it again")
+        (folder / archive.folder).mkdir(exist_ok=True)
+        for name in wanted.values():
+            os.replace(staging / name, folder / archive.folder / name)
+
+
+def fetch(archive: Archive, folder: Path) -> Path:
+    """The folder with the wanted files, downloaded and extracted as far as they are not there yet."""
+    path = folder / archive.name
+    if archive.missing(folder):
+        if not path.exists():
+            download(archive, folder)
+        elif (found := digest(path, "md5")) != archive.md5:
+            raise FedA2LError(
+                f"{path} is not the official archive: expected md5 {archive.md5} of {archive.size} bytes, found "
+                f"{found} of {path.stat().st_size}; remove it and fetch again"
+            )
+    return locate(archive, folder)
+
+
+def locate(archive: Archive, folder: Path) -> Path:
+    """The folder with the wanted files, extracted if only the archive lies in `folder`; nothing is downloaded."""
+    missing = archive.missing(folder)
+    if missing and (folder / archive.name).is_file():
+        extract(archive, folder)
+    elif missing:
+        raise FedA2LError(
+            f"{folder / archive.folder / missing[0]} is missing; `feda2l data fetch {archive.dataset} --data {folder}` "
+            f"downloads it; {archive.by_hand(folder)}"
+        )
+    for name, file in archive.files.items():
+        path = folder / archive.folder / name
+        if (size := path.stat().st_size) != file.size:
+            raise FedA2LError(
+                f"{path} is damaged: expected {file.size} bytes, found {size}; remove it and fetch it again"
+            )
+    return folder / archive.folder
+
+
+@contextlib.contextmanager
+def _staging(folder: Path, size: int) -> Iterator[Path]:
+    """A temporary folder inside `folder`, gone at the end whatever happens; disk errors are said in words."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as staging:
+            yield Path(staging)
+    except OSError as error:
+        if error.errno in FULL:
+            raise RunFailed(
+                f"the disk of {folder} is full: {size / MIB:.0f} MiB are needed; make room, or choose another folder "
+                f"with --data DIR or {ENVIRONMENT}; what was written has been removed"
+            ) from error
+        raise FedA2LError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --data DIR or "
+            f"{ENVIRONMENT}"
+        ) from error

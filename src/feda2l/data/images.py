@@ -1,0 +1,87 @@
+"""Data sets of pictures, held as they are published: bytes in, bytes kept, normalised batch by batch."""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Images:
+    """A data set as tensors: uint8 pictures [n, channels, height, width] as published, int64 labels [n].
+
+    `scale` is the largest value of a pixel; `mean` and `std` belong to pixels divided by it, a value a channel.
+    `groups`, where the data have them, is the node id of each training picture for a natural partition.
+    """
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_names: tuple[str, ...]
+    groups: Tensor | None = None
+
+    @property
+    def input(self) -> tuple[int, int, int]:
+        """Channels, height and width of a picture."""
+        channels, height, width = self.train_x.shape[1:]
+        return channels, height, width
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """(x / scale - mean) / std per channel, float32, as one product and one sum on each pixel."""
+        factor, offset = _affine(self.scale, self.mean, self.std, x.device)
+        # In place on a fresh copy: twice as fast as a product of mixed types (measured), and x stays as it is.
+        return x.to(torch.float32, copy=True).mul_(factor).add_(offset)
+
+
+@functools.lru_cache
+def _affine(
+    scale: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Factor and offset per channel; kept per device, since a captured CUDA graph must not copy from the host."""
+    factor = [1 / (scale * deviation) for deviation in std]
+    offset = [-centre / deviation for centre, deviation in zip(mean, std, strict=True)]
+    column = (-1, 1, 1)
+    return (
+        torch.tensor(factor, dtype=torch.float32, device=device).reshape(column),
+        torch.tensor(offset, dtype=torch.float32, device=device).reshape(column),
+    )
+
+
+def digits() -> Images:
+    """Handwritten digits that ship with scikit-learn: 1,797 pictures of 8 x 8, values 0..16, 10 classes.
+
+    E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
+    There is no official test set. Ours is fixed: of each class a fifth (rounded), drawn with `RandomState(0)`,
+    whose numbers NumPy promises never to change; 1,438 pictures are left for training.
+    """
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    x = torch.from_numpy(data.images.astype(np.uint8)).unsqueeze(1)
+    y = torch.from_numpy(data.target.astype(np.int64))
+    random = np.random.RandomState(0)
+    test = np.zeros(len(y), dtype=bool)
+    for label in range(10):
+        members = random.permutation(np.flatnonzero(data.target == label))
+        test[members[: round(len(members) / 5)]] = True
+    chosen = torch.from_numpy(test)
+    return Images(
+        name="digits",
+        train_x=x[~chosen],
+        train_y=y[~chosen],
+        test_x=x[chosen],
+        test_y=y[chosen],
+        classes=10,
+        scale=16.0,
+        mean=(0.5,),
+        std=(0.5,),
+        class_names=tuple("0123456789"),
+    )

@@ -1,0 +1,262 @@
+"""Who holds which samples: every function returns one array of sample indices a node, and each sample once.
+
+A request that cannot be met raises `FedA2LError` within seconds and says what would be feasible.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from feda2l.errors import FedA2LError
+from feda2l.randomness import numpy_generator
+
+Indices = NDArray[np.int64]
+T = TypeVar("T")
+
+# The work a request may cost, in units of about 10 ns: seconds, and the same number of draws on every machine.
+BUDGET = 150_000_000
+PROBE = BUDGET // 10
+ALPHAS = [mantissa * 10.0**exponent for exponent in range(-3, 3) for mantissa in (1, 2, 5)]
+
+
+def iid(labels: ArrayLike | Tensor, *, nodes: int, seed: int = 1, min_size: int = 1) -> list[Indices]:
+    """A random partition into nodes of equal size (up to one sample).
+
+    >>> [len(part) for part in iid([0, 1, 0, 1, 0], nodes=2)]
+    [3, 2]
+    """
+    samples = len(_checked(labels, nodes, seed, min_size))
+    order = numpy_generator(seed, purpose="iid").permutation(samples)
+    return np.array_split(order, nodes)
+
+
+def dirichlet(
+    labels: ArrayLike | Tensor, *, nodes: int, alpha: float, seed: int = 1, min_size: int = 40
+) -> list[Indices]:
+    """A partition with label skew: each class is dealt to the nodes in proportions p ~ Dirichlet(alpha, ..., alpha).
+
+    A node that holds its fair share, samples / nodes, gets nothing from the classes that follow; the whole draw is
+    repeated until the smallest node holds `min_size` samples. Small `alpha` gives each node few classes, large
+    `alpha` tends to `iid`. Draws come from NumPy's legacy `RandomState(seed)`, as in the paper's released code,
+    so the nodes hold the very samples they hold there.
+    """
+    array = _checked(labels, nodes, seed, min_size)
+    if not _within(alpha, 0, sys.float_info.max):
+        raise FedA2LError(f"alpha must be a positive number, got {alpha!r}; the paper uses 0.01, 0.1 and 0.5")
+    members = [np.flatnonzero(array == label) for label in np.unique(array)]
+    parts, best = _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=BUDGET)
+    if parts is None:
+        raise FedA2LError(_infeasible(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, best=best))
+    return parts
+
+
+def pathological(
+    labels: ArrayLike | Tensor, *, nodes: int, classes_per_node: int = 2, seed: int = 1, min_size: int = 1
+) -> list[Indices]:
+    """Each node holds exactly `classes_per_node` classes; a class is shared equally by the nodes that hold it.
+
+    >>> parts = pathological([0, 0, 1, 1, 2, 2], nodes=3, classes_per_node=1)
+    >>> sorted(sorted(part.tolist()) for part in parts)
+    [[0, 1], [2, 3], [4, 5]]
+    """
+    array = _checked(labels, nodes, seed, min_size)
+    classes, counts = np.unique(array, return_counts=True)
+    _positive("classes_per_node", classes_per_node)
+    if classes_per_node > len(classes):
+        raise FedA2LError(f"classes_per_node is {classes_per_node} but there are only {len(classes)} classes")
+    if nodes * classes_per_node < len(classes):
+        raise FedA2LError(
+            f"{nodes} nodes of {classes_per_node} classes leave classes of the {len(classes)} without a node; "
+            f"feasible: classes_per_node >= {-(-len(classes) // nodes)}, or nodes >= "
+            f"{-(-len(classes) // classes_per_node)}"
+        )
+    if -(-nodes * classes_per_node // len(classes)) > counts.min():
+        raise FedA2LError(
+            f"a class of {counts.min()} samples cannot be shared by {-(-nodes * classes_per_node // len(classes))} "
+            f"nodes; feasible: nodes <= {counts.min() * len(classes) // classes_per_node}"
+        )
+    generator = numpy_generator(seed, purpose="pathological")
+    holders: list[list[int]] = [[] for _ in classes]
+    for node in range(nodes):
+        # The classes with the fewest holders, ties at random: no class is left out and none is favoured.
+        load = np.array([len(holder) for holder in holders])
+        for chosen in np.lexsort((generator.random(len(classes)), load))[:classes_per_node]:
+            holders[chosen].append(node)
+    pieces: list[list[Indices]] = [[] for _ in range(nodes)]
+    for label, holder in zip(classes, holders, strict=True):
+        shuffled = generator.permutation(np.flatnonzero(array == label))
+        for node, piece in zip(holder, np.array_split(shuffled, len(holder)), strict=True):
+            pieces[node].append(piece)
+    return _enough([np.concatenate(piece) for piece in pieces], min_size)
+
+
+def shards(
+    labels: ArrayLike | Tensor, *, nodes: int, shards_per_node: int = 2, seed: int = 1, min_size: int = 1
+) -> list[Indices]:
+    """The samples sorted by label and cut into equal shards; each node gets `shards_per_node` of them at random.
+
+    B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of Deep
+    Networks from Decentralized Data", AISTATS 2017, section 3.
+    """
+    array = _checked(labels, nodes, seed, min_size)
+    _positive("shards_per_node", shards_per_node)
+    if nodes * shards_per_node > len(array):
+        raise FedA2LError(
+            f"{nodes} nodes of {shards_per_node} shards need {nodes * shards_per_node} samples, there are "
+            f"{len(array)}; feasible: nodes <= {len(array) // shards_per_node}, or shards_per_node <= "
+            f"{len(array) // nodes}"
+        )
+    cut = np.array_split(np.argsort(array, kind="stable"), nodes * shards_per_node)
+    dealt = numpy_generator(seed, purpose="shards").permutation(len(cut)).reshape(nodes, shards_per_node)
+    return _enough([np.concatenate([cut[shard] for shard in hand]) for hand in dealt], min_size)
+
+
+def natural(groups: ArrayLike | Tensor, *, nodes: int | None = None, min_size: int = 1) -> list[Indices]:
+    """One node for each distinct value of `groups` (a writer, a station, ...), in ascending order of the values.
+
+    >>> [part.tolist() for part in natural(["b", "a", "b"])]
+    [[1], [0, 2]]
+    """
+    array = np.asarray(groups)
+    if array.ndim != 1 or not len(array):
+        raise FedA2LError(f"groups must be a list with one node id a sample, got shape {array.shape}")
+    _positive("min_size", min_size, least=0)
+    values, inverse = np.unique(array, return_inverse=True)
+    if nodes is not None and nodes != len(values):
+        raise FedA2LError(f"these data come from {len(values)} nodes by nature, got nodes = {nodes!r}")
+    order = np.argsort(inverse, kind="stable")
+    return _enough(np.split(order, np.cumsum(np.bincount(inverse))[:-1]), min_size)
+
+
+def split(indices: ArrayLike, *, train_fraction: float = 0.75, seed: int, node: int) -> tuple[Indices, Indices]:
+    """One node's samples cut at random into a training part (rounded down) and the rest, its local test set."""
+    if not _within(train_fraction, 0, 1):
+        raise FedA2LError(f"train_fraction must be above 0 and at most 1, got {train_fraction!r}")
+    shuffled = numpy_generator(seed, node=node, purpose="split").permutation(np.asarray(indices, dtype=np.int64))
+    # 0.29 * 100 is 28.999999999999996: the tiny term keeps a whole number whole.
+    train = math.floor(train_fraction * len(shuffled) + 1e-9)
+    return shuffled[:train], shuffled[train:]
+
+
+def table(labels: ArrayLike | Tensor, parts: Sequence[Indices], classes: int) -> NDArray[np.int64]:
+    """How many samples of each class each node holds, [nodes, classes].
+
+    >>> table([0, 1, 1], natural([0, 0, 1]), classes=2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    array = _labels(labels)
+    if array.min() < 0 or array.max() >= classes:
+        raise FedA2LError(f"labels must lie in 0..{classes - 1}, found {array.min()}..{array.max()}")
+    return np.stack([np.bincount(array[part], minlength=classes) for part in parts])
+
+
+def _draw(
+    members: list[Indices], *, nodes: int, alpha: float, seed: int, min_size: int, budget: int
+) -> tuple[list[Indices] | None, int]:
+    """The first draw that gives every node `min_size` samples, or None; and the best smallest node seen (-1: none)."""
+    random = np.random.RandomState(seed)
+    samples = sum(map(len, members))
+    concentration = np.full(nodes, float(alpha))
+    best = -1
+    budget = max(budget, 4 * (samples + len(members) * (2000 + 5 * nodes)))  # a few draws however large the data
+    while budget > 0:
+        sizes = np.zeros(nodes, dtype=np.int64)
+        cut: list[tuple[Indices, Indices]] = []
+        for indices in members:
+            shuffled = random.permutation(indices)
+            budget -= len(indices)
+            mass = math.nan
+            while not mass > 0:  # 0: all of it fell on full nodes; NaN: every gamma variate underflowed
+                if budget <= 0:
+                    return None, best
+                budget -= 2000 + 5 * nodes
+                share = np.where(sizes < samples / nodes, random.dirichlet(concentration), 0.0)
+                mass = share.sum()
+            cuts = (np.cumsum(share / mass) * len(indices)).astype(np.int64)[:-1]
+            sizes += np.diff(cuts, prepend=0, append=len(indices))
+            cut.append((shuffled, cuts))
+        best = max(best, int(sizes.min()))
+        if best >= min_size:
+            pieces = [np.split(shuffled, cuts) for shuffled, cuts in cut]
+            return [np.concatenate(piece) for piece in zip(*pieces, strict=True)], best
+    return None, best
+
+
+def _infeasible(members: list[Indices], *, nodes: int, alpha: float, seed: int, min_size: int, best: int) -> str:
+    """Why no draw passed, and requests near this one that were tried and do pass with the same seed."""
+
+    def passes(nodes: int = nodes, alpha: float = alpha) -> bool:
+        return _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=PROBE)[0] is not None
+
+    feasible = [f"min_size <= {best}"] if best > 0 else []
+    if fewer := _first(list(range(nodes - 1, 0, -1)), lambda count: passes(nodes=count)):
+        feasible.append(f"nodes = {fewer}")
+    if larger := _first([value for value in ALPHAS if value > alpha], lambda value: passes(alpha=value)):
+        feasible.append(f"alpha = {larger:g}")
+    feasible.append('partition = "iid"')
+    why = "" if best >= 0 else " (no draw could be finished: alpha is too extreme for floating point)"
+    return (
+        f"no Dirichlet draw gave each of {nodes} nodes {min_size} of the {sum(map(len, members))} samples with "
+        f"alpha = {alpha:g}, seed = {seed}{why}; feasible: {', or '.join(feasible)}"
+    )
+
+
+def _first(candidates: list[T], passes: Callable[[T], bool]) -> T | None:
+    """The first candidate that passes, by bisection: those before it fail, those after it pass."""
+    low, high, found = 0, len(candidates), None
+    while low < high:
+        middle = (low + high) // 2
+        if passes(candidates[middle]):
+            high, found = middle, candidates[middle]
+        else:
+            low = middle + 1
+    return found
+
+
+def _labels(labels: ArrayLike | Tensor) -> NDArray[np.integer]:
+    array = np.asarray(labels)
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+        raise FedA2LError(f"labels must be a list of whole numbers, got shape {array.shape} of {array.dtype}")
+    return array
+
+
+def _checked(labels: ArrayLike | Tensor, nodes: int, seed: int, min_size: int) -> NDArray[np.integer]:
+    """The labels as an array, once the request is known to be possible by counting alone."""
+    array = _labels(labels)
+    _positive("nodes", nodes)
+    _positive("min_size", min_size, least=0)
+    _positive("seed", seed, least=0)
+    if seed >= 2**32:
+        raise FedA2LError(f"seed must be below 2**32, got {seed}")
+    if nodes * min_size > len(array):
+        raise FedA2LError(
+            f"{nodes} nodes of at least {min_size} samples need {nodes * min_size} samples, there are {len(array)}; "
+            f"feasible: nodes <= {len(array) // min_size}, or min_size <= {len(array) // nodes}"
+        )
+    return array
+
+
+def _within(value: object, above: float, most: float) -> bool:
+    """Whether a value is a number in (above, most]; NaN and infinity are not."""
+    return isinstance(value, Real) and above < float(value) <= most
+
+
+def _positive(name: str, value: object, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise FedA2LError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _enough(parts: list[Indices], min_size: int) -> list[Indices]:
+    sizes = [len(part) for part in parts]
+    if min(sizes) < min_size:
+        raise FedA2LError(
+            f"node {int(np.argmin(sizes))} holds {min(sizes)} samples, fewer than min_size = {min_size}; "
+            f"feasible: min_size <= {min(sizes)}"
+        )
+    return parts
