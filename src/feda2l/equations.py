@@ -6,6 +6,7 @@ Every function takes any leading axes, so the same code serves one layer, one no
 and returns its inputs' dtype; sums over parameters are never made in less than float32.
 """
 
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -19,17 +20,20 @@ class Signals(NamedTuple):
     stability: Tensor  # zeta, [..., layers]
 
 
-def weight_divergence(base: Tensor, trained: Tensor, eps: float) -> Tensor:
+def weight_divergence(base: Tensor, trained: Tensor, eps: float, *, eps_in_norm: bool = False) -> Tensor:
     """How far training moved a layer, relative to its size (Eq. 3): sigma = ||T - B|| / (||B|| + eps).
 
     0 means training changed nothing. The last axis is the layer's parameters; it is reduced away.
+    With `eps_in_norm` the denominator is ||B + eps||, eps added to each coordinate, as in the released code.
 
     >>> weight_divergence(torch.tensor([1., 2., 2.]), torch.tensor([1., 2., 2.3]), eps=1e-8)
     tensor(0.1000)
     """
     base, trained, dtype = _at_least_float32(base, trained)
     moved: Tensor = torch.linalg.vector_norm(trained - base, dim=-1)
-    return (moved / (torch.linalg.vector_norm(base, dim=-1) + eps)).to(dtype)
+    size: Tensor = torch.linalg.vector_norm(base + eps if eps_in_norm else base, dim=-1)
+    size = size if eps_in_norm else size + eps
+    return (moved / size).to(dtype)
 
 
 def aggregation_stability(trained: Tensor, aggregated: Tensor, threshold: float) -> Tensor:
@@ -55,11 +59,15 @@ def zscore(history: Tensor, eps: float) -> Tensor:
     >>> zscore(torch.tensor([1., 2., 3.]), eps=0.0)
     tensor(1.)
     """
-    newest = history[-1]
     if len(history) < 2:
-        return torch.zeros_like(newest)
-    lead = newest - history
-    return lead.mean(dim=0) / (lead.std(dim=0) + eps)
+        return history.new_zeros(history.shape[1:])
+    wide = history.to(torch.promote_types(history.dtype, torch.float32))
+    lead = wide[-1] - wide
+    # sums in the order of the rounds: torch's own mean and std change their order, and so their bits, with the
+    # number of nodes and layers that are computed together
+    mean: Tensor = reduce(torch.add, lead) / len(lead)
+    variance: Tensor = reduce(torch.add, (lead - mean).square()) / (len(lead) - 1)
+    return (mean / (variance.sqrt() + eps)).to(history.dtype)
 
 
 def fusion_score(intensity: Tensor, consensus: Tensor, balance: float) -> Tensor:
@@ -70,9 +78,11 @@ def fusion_score(intensity: Tensor, consensus: Tensor, balance: float) -> Tensor
     >>> fusion_score(torch.tensor(0.), torch.tensor(0.), balance=0.6)
     tensor(1.)
     """
-    # lerp-like form: exactly 1 at (0, 0) for every balance, which beta + (1 - beta) is not
-    raised = consensus.exp()
-    return raised + balance * (intensity.exp() - raised)
+    intensity, consensus = intensity.exp(), consensus.exp()
+    # from the nearer end, so that nothing cancels: positive, and exact at (0, 0), at balance 0 and at balance 1
+    if balance < 0.5:
+        return consensus + balance * (intensity - consensus)
+    return intensity + (1 - balance) * (consensus - intensity)
 
 
 def multiplier(fusion: Tensor) -> Tensor:

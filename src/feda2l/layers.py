@@ -88,5 +88,5 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def _clean(name: str) -> str:
-    """The name without the part that `torch.compile` puts before it."""
-    return name.replace("_orig_mod.", "").removesuffix("_orig_mod") or "model"
+    """The name without the part that `torch.compile` puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") or "model"

@@ -1,0 +1,230 @@
+"""From a spec to a simulation: data dealt to nodes, a model, a graph, a rate rule; every mistake is found here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from feda2l.data import Images, find, partition
+from feda2l.errors import FedA2LError
+from feda2l.experiment.spec import Spec
+from feda2l.imports import import_object
+from feda2l.layers import Layer, find_layers
+from feda2l.models import build
+from feda2l.randomness import derive_seed
+from feda2l.rates import Setting
+from feda2l.round.train import Loss, Samples, Training
+from feda2l.simulate.engine import Engine, Member, Rows
+from feda2l.simulate.population import Population, averaged_buffers
+from feda2l.simulate.simulation import Simulation
+from feda2l.simulate.stacked import Stacked, is_perceptron
+from feda2l.topology import build as build_topology
+from feda2l.topology import build_mixing
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A data set with its samples wrapped once, so that packed runs share them."""
+
+    images: Images
+    train: Samples
+    test: Samples
+
+    @classmethod
+    def of(cls, images: Images) -> "Loaded":
+        return cls(
+            images,
+            Samples(images.train_x, images.train_y, images.normalise),
+            Samples(images.test_x, images.test_y, images.normalise),
+        )
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A run ready to join a pack: its resolved spec, its simulation and a model to start from."""
+
+    spec: Spec
+    simulation: Simulation
+    model: nn.Module
+    images: Images
+
+
+def assemble(spec: Spec, data: Loaded) -> Assembled:
+    """Everything a run needs, or a clear error before any training starts."""
+    model = new_model(spec, classes=data.images.classes, input=data.images.input)
+    layers = find_layers(model, spec.rates.granularity)
+    spec = spec.resolved(layers=len(layers), model=spec.model.name or find(spec.data.name).model)
+    loss = _loss(spec)
+    _try_out(spec, model, loss, data)
+    shards, local = deal(spec, data.images)
+    samples = [len(shard) for shard in shards]
+    topology = spec.topology
+    graph = build_topology(
+        topology.name, spec.data.nodes, k=topology.k, p=topology.p, seed=topology.seed, file=topology.file
+    )
+    training = Training(
+        data.train,
+        loss,
+        spec.training.optimizer,
+        spec.training.weight_decay,
+        spec.training.batch_size,
+        spec.training.epochs,
+        spec.training.drop_last,
+        spec.seed,
+    )
+    simulation = Simulation(
+        name=spec.name,
+        rounds=spec.rounds,
+        member=Member(training, shards, local, data.test, data.images.classes),
+        layers=layers,
+        mixing=build_mixing(graph, topology.weights, samples),
+        rates=spec.rates.rule.start(_setting(spec, layers)),
+        measure=spec.rates.rule.measure,
+        momentum=spec.training.momentum,
+        momentum_state=spec.training.momentum_state,
+        buffers=spec.algorithm.buffers,
+        averaged=averaged_buffers(model),
+        every=spec.evaluation.every,
+        on=spec.evaluation.on,
+    )
+    return Assembled(spec, simulation, model, data.images)
+
+
+def populate(runs: Sequence[Assembled]) -> tuple[Population, Engine]:
+    """The pack's population, every row at its start, and the engine that fits the model."""
+    first = runs[0]
+    population = Population(
+        first.model, sum(run.simulation.nodes for run in runs), len(runs), first.spec.training.optimizer
+    )
+    start = 0
+    for number, run in enumerate(runs):
+        run.simulation.join(population, start, number)
+        for node in range(run.simulation.nodes):
+            model, images = run.model, run.images
+            if run.spec.model.init == "per_node" and node:
+                model = new_model(run.spec, classes=images.classes, input=images.input, node=node)
+            population.place(start + node, model)
+        start += run.simulation.nodes
+    members = [run.simulation.member for run in runs]
+    asked = first.spec.runtime.engine
+    stacked = asked == "batched" or (asked == "auto" and is_perceptron(first.model))
+    kind = Stacked if stacked else Rows
+    return population, kind(first.model, population, members)
+
+
+def pack_key(spec: Spec) -> tuple[Any, ...]:
+    """Runs with equal keys can train as one population."""
+    return spec.data.name, spec.model.name, spec.training.optimizer, spec.runtime.engine, spec.runtime.workers
+
+
+def new_model(spec: Spec, *, classes: int, input: tuple[int, ...], node: int = 0) -> nn.Module:
+    """The model with the initial values of a node; node 0's is the common start."""
+    name = spec.model.name or find(spec.data.name).model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(spec.seed, node=node, purpose="init"))
+        return build(name, classes=classes, input=input)
+
+
+def deal(spec: Spec, images: Images) -> tuple[list[Tensor], list[Tensor]]:
+    """The samples of each node: what it trains on, and the rest."""
+    parts = partition_of(spec, images)
+    fraction, size = spec.data.train_fraction, spec.training.batch_size
+    pairs = [
+        partition.split(part, train_fraction=fraction, seed=spec.data.partition_seed, node=node)
+        for node, part in enumerate(parts)
+    ]
+    smallest = min(range(len(pairs)), key=lambda node: len(pairs[node][0]))
+    shard = len(pairs[smallest][0])
+    if shard < (size if spec.training.drop_last else 1):
+        raise FedA2LError(
+            f"training.batch_size = {size}: node {smallest} has only {shard} training samples, less than one batch; "
+            f"choose a batch_size of at most {max(shard, 1)}, fewer data.nodes, a larger data.alpha or "
+            "training.drop_last = false"
+        )
+    if spec.evaluation.on != "global" and not all(len(rest) for _, rest in pairs):
+        raise FedA2LError(
+            f'evaluation.on = "{spec.evaluation.on}" needs samples that a node does not train on; '
+            f"data.train_fraction = {fraction} leaves none"
+        )
+    return [torch.from_numpy(own) for own, _ in pairs], [torch.from_numpy(rest) for _, rest in pairs]
+
+
+def partition_of(spec: Spec, images: Images) -> list[NDArray[np.int64]]:
+    """Which samples each node holds, before the split into train and rest."""
+    data, batch = spec.data, spec.training.batch_size
+    # the released code's minimum: the part that is not trained on holds at least one batch
+    derived = batch if data.train_fraction == 1 else int(batch / (1 - data.train_fraction))
+    least = derived if data.min_size is None else data.min_size
+    labels, nodes, seed = images.train_y, data.nodes, data.partition_seed
+    try:
+        match data.partition:
+            case "iid":
+                return partition.iid(labels, nodes=nodes, seed=seed, min_size=least)
+            case "dirichlet":
+                return partition.dirichlet(labels, nodes=nodes, alpha=data.alpha, seed=seed, min_size=least)
+            case "pathological":
+                return partition.pathological(
+                    labels, nodes=nodes, classes_per_node=data.classes_per_node, seed=seed, min_size=least
+                )
+            case "shards":
+                return partition.shards(
+                    labels, nodes=nodes, shards_per_node=data.shards_per_node, seed=seed, min_size=least
+                )
+            case "natural":
+                if images.groups is None:
+                    raise FedA2LError(
+                        f'data.partition = "natural": {data.name} does not say which node a sample belongs to; '
+                        "choose iid, dirichlet, pathological or shards"
+                    )
+                return partition.natural(images.groups, nodes=nodes, min_size=least)
+    except FedA2LError as error:
+        if data.min_size is not None or "min_size" not in str(error):
+            raise
+        raise FedA2LError(
+            f"{error}\nthe minimum of {least} samples comes from training.batch_size = {batch} and "
+            f"data.train_fraction = {data.train_fraction}; a smaller batch_size or data.min_size lowers it"
+        ) from error
+
+
+def _setting(spec: Spec, layers: list[Layer]) -> Setting:
+    return Setting(
+        base=spec.rates.base,
+        layers=tuple(layer.name for layer in layers),
+        nodes=tuple(range(spec.data.nodes)),
+        horizon=spec.rates.horizon or spec.rounds,
+        momentum=spec.training.momentum if spec.training.optimizer == "sgd" else 0.0,
+        seed=spec.seed,
+    )
+
+
+def _loss(spec: Spec) -> Loss:
+    if spec.model.loss == "cross_entropy":
+        return F.cross_entropy
+    if ":" not in spec.model.loss:
+        raise FedA2LError(f'model.loss = "{spec.model.loss}": must be cross_entropy or "package.module:function"')
+    loss: Loss = import_object(spec.model.loss, "model.loss")
+    return loss
+
+
+def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
+    """Two samples through the model and the loss, so that a mismatch is an error now and not in a worker."""
+    x, y = data.images.normalise(data.train.x[:2]), data.train.y[:2]
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(x)
+            value = loss(outputs, y)
+    except Exception as error:
+        raise FedA2LError(
+            f"model.name = {spec.model.name!r} with model.loss = {spec.model.loss!r} does not take "
+            f"{spec.data.name}'s pictures of {list(x.shape[1:])}: {error}"
+        ) from error
+    if outputs.shape != (2, data.images.classes) or value.numel() != 1:
+        raise FedA2LError(
+            f"model.name = {spec.model.name!r}: its output for 2 pictures is {list(outputs.shape)} and the loss "
+            f"{list(value.shape)}; expected [2, {data.images.classes}] and one number"
+        )

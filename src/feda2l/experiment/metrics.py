@@ -1,0 +1,52 @@
+"""What one run's accuracy curve comes to: rounds to a target, best accuracy, time to the target."""
+
+from collections.abc import Sequence
+
+
+def trailing_mean(values: Sequence[float], window: int) -> list[float | None]:
+    """The mean of each value and the `window - 1` before it; None where there are not that many yet.
+
+    >>> trailing_mean([1.0, 2.0, 3.0], 2)
+    [None, 1.5, 2.5]
+    """
+    return [None if end < window else sum(values[end - window : end]) / window for end in range(1, len(values) + 1)]
+
+
+def rounds_to_target(accuracy: Sequence[float | None], target: float, window: int) -> int | None:
+    """The first round (1-based) whose trailing mean reaches the target; None if it never does (censored).
+
+    `accuracy` has an entry a round, None where none was measured. The window counts evaluations, so with fewer
+    than one a round it spans more rounds. No value below the window's length is possible.
+
+    >>> rounds_to_target([0.1, 0.3, 0.5, 0.7], target=0.4, window=2)
+    3
+    """
+    measured = [(round, value) for round, value in enumerate(accuracy, start=1) if value is not None]
+    smoothed = trailing_mean([value for _, value in measured], window)
+    for (round, _), value in zip(measured, smoothed, strict=True):
+        if value is not None and value >= target:
+            return round
+    return None
+
+
+def best_accuracy(accuracy: Sequence[float | None], window: int) -> dict[str, float | int | None]:
+    """Best accuracy three ways: of the raw curve (the paper's), of the smoothed one, and the last ten's mean."""
+    measured = [(value, -round) for round, value in enumerate(accuracy, start=1) if value is not None]
+    if not measured:
+        return {"best": None, "best_round": None, "best_smoothed": None, "last_10": None}
+    values = [value for value, _ in measured]
+    best, round = max(measured)
+    smoothed = [value for value in trailing_mean(values, window) if value is not None]
+    return {
+        "best": best,
+        "best_round": -round,
+        "best_smoothed": max(smoothed, default=None),
+        "last_10": sum(values[-10:]) / len(values[-10:]),
+    }
+
+
+def rounds_to_grid(accuracy: Sequence[float | None], window: int, step: float = 0.05) -> dict[str, int]:
+    """Rounds to every target of a grid that was reached, so that no single target decides."""
+    count = round(1 / step)
+    grid = {f"{i * step:.2f}": rounds_to_target(accuracy, i * step, window) for i in range(1, count)}
+    return {target: reached for target, reached in grid.items() if reached is not None}

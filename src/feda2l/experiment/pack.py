@@ -1,0 +1,180 @@
+"""Runs that train as one population, from the first round to the run folders' last file."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from feda2l.errors import FedA2LError, RunFailed
+from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.environment import environment
+from feda2l.experiment.progress import RunProgress
+from feda2l.experiment.records import RunFolder
+from feda2l.experiment.resume import check_same_run, continued, finished, saved_spec
+from feda2l.experiment.spec import Spec
+from feda2l.experiment.summary import summarise
+from feda2l.simulate.checkpoint import restore, save_checkpoint
+from feda2l.simulate.pool import default_processes
+from feda2l.simulate.simulator import Completed, Simulator
+
+OnRound = Callable[[str, dict[str, Any]], None]
+
+
+class Pack:
+    """Runs that train as one population, each with its folder."""
+
+    def __init__(
+        self,
+        runs: list[tuple[Spec, RunFolder]],
+        data: Loaded,
+        resume: bool,
+        on_round: OnRound | None,
+        progress: bool,
+    ) -> None:
+        self.on_round, self.shown = on_round, progress
+        self.members: list[tuple[Assembled, RunFolder]] = []
+        self.notes: list[str] = []
+        for spec, folder in runs:
+            saved = saved_spec(folder) if resume else None
+            if saved is None and resume:
+                self.notes.append(f"{folder.path}: nothing to resume yet, starting at round 1")
+            assembled = assemble(continued(spec, saved), data)
+            if saved is not None:
+                check_same_run(assembled.spec, saved, folder)
+                if finished(folder, assembled.spec):
+                    self.notes.append(f"{folder.path}: already finished, nothing to do")
+                    continue
+            elif folder.path.exists() and any(folder.path.iterdir()):
+                raise FedA2LError(
+                    f"--out {folder.path}: the folder is not empty; go on in it with --resume or choose another"
+                )
+            self.members.append((assembled, folder))
+
+    def run(self) -> list[RunFailed]:
+        """Run to the end; what failed is returned, so that other packs go on."""
+        if not self.members:
+            self._say()
+            return []
+        with ExitStack() as stack:
+            for _, folder in self.members:
+                folder.open()
+                stack.callback(folder.close)
+            population, engine = populate([assembled for assembled, _ in self.members])
+            simulations = [assembled.simulation for assembled, _ in self.members]
+            for assembled, folder in self.members:
+                self._begin(assembled, folder, engine.name)
+            workers = self.members[0][0].spec.runtime.workers
+            engine.start(default_processes() if workers is None else workers)
+            stack.callback(engine.close)
+            simulator = Simulator(assembled.model, population, engine, simulations)
+            self._loop(simulator, stack)
+            return self._end(simulator)
+
+    def _begin(self, assembled: Assembled, folder: RunFolder, engine: str) -> None:
+        simulation = assembled.simulation
+        if folder.checkpoint.exists():
+            restore(simulation, folder.checkpoint)
+            self.notes.append(f"{folder.path}: going on after round {simulation.round}")
+        folder.cut_back(simulation.round)
+        folder.summary.unlink(missing_ok=True)
+        folder.write(folder.spec, assembled.spec.to_toml())
+        facts = environment(
+            engine=engine, pack=len(self.members), classes=assembled.images.classes, input=assembled.images.input
+        )
+        folder.write(folder.environment, json.dumps(facts, indent=2) + "\n")
+
+    def _loop(self, simulator: Simulator, stack: ExitStack) -> None:
+        lead = max((assembled.simulation for assembled, _ in self.members), key=lambda s: s.rounds - s.round)
+        title = lead.name if len(self.members) == 1 else f"{len(self.members)} runs"
+        progress = stack.enter_context(RunProgress(title, lead.rounds, lead.round, shown=self.shown))
+        self._say()
+        seconds = min(assembled.spec.runtime.checkpoint_seconds for assembled, _ in self.members)
+        saved = time.monotonic()
+        with _interruptions(progress) as interrupted:
+            for completed in simulator.rounds():
+                for done in completed:
+                    self._record(done)
+                    if done.record and done.simulation is lead:
+                        progress.update(done.record, sum(map(sum, done.record["layers"]["rate"])) / _cells(done.record))
+                stop = interrupted()
+                if stop or time.monotonic() - saved >= seconds:
+                    self._save()
+                    saved = time.monotonic()
+                if stop:
+                    raise KeyboardInterrupt
+
+    def _record(self, done: Completed) -> None:
+        if done.record is None:
+            return
+        folder = self.members[done.simulation.number][1]
+        timing = {"round": done.simulation.round, **done.seconds, "pack": len(self.members)}
+        folder.append(done.record, timing)
+        if self.on_round:
+            self.on_round(done.simulation.name, done.record)
+
+    def _save(self) -> None:
+        for assembled, folder in self.members:
+            # a diverged run keeps the last checkpoint that was sound
+            if assembled.simulation.diverged is None and assembled.simulation.round:
+                folder.sync()
+                save_checkpoint(assembled.simulation, folder.checkpoint)
+
+    def _end(self, simulator: Simulator) -> list[RunFailed]:
+        self._save()
+        failures = []
+        for assembled, folder in self.members:
+            summary = summarise(assembled, folder, pack=len(self.members))
+            if assembled.simulation.diverged is None:
+                accuracy = simulator.class_accuracy(assembled.simulation)
+                summary["class_accuracy"] = dict(zip(assembled.images.class_names, accuracy, strict=True))
+            else:
+                failures.append(RunFailed(_diverged(assembled)))
+            folder.write_tables()
+            folder.write(folder.summary, json.dumps(summary, indent=2) + "\n")
+        return failures
+
+    def _say(self) -> None:
+        progress = RunProgress("", 0, shown=self.shown)
+        for note in self.notes:
+            progress.say(note)
+        self.notes = []
+
+
+def _diverged(assembled: Assembled) -> str:
+    where = assembled.simulation.diverged
+    assert where is not None
+    return (
+        f"{assembled.spec.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
+        f"became infinite or not a number; try a smaller rates.base (now {assembled.spec.rates.base:g})"
+    )
+
+
+def _cells(record: dict[str, Any]) -> int:
+    rates = record["layers"]["rate"]
+    return len(rates) * len(rates[0])
+
+
+@contextmanager
+def _interruptions(progress: RunProgress) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C (or a polite kill) lets the round end and then saves; a second one stops at once."""
+    asked = False
+
+    def handle(number: int, _: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        progress.say("stopping after this round; once more to stop at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,64 @@
+"""A bar with round, accuracy, rate and time left on a terminal; plain lines elsewhere."""
+
+import sys
+import time
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class RunProgress:
+    """What a person sees of a pack of runs: one bar, or a line every few seconds."""
+
+    def __init__(self, title: str, total: int, done: int = 0, *, shown: bool = True) -> None:
+        self.console = Console(stderr=True)
+        self.total, self.round, self.shown = total, done, shown
+        self.title = title
+        self.bar: Progress | None = None
+        self.task: TaskID | None = None
+        self.started = self.last = time.monotonic()
+        self.first = done
+        if shown and self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.task = self.bar.add_task(title, total=total, completed=done, status="")
+
+    def __enter__(self) -> Self:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def update(self, record: dict[str, Any], rate: float) -> None:
+        """Show a completed round."""
+        self.round = record["round"]
+        accuracy = record.get("accuracy")
+        status = f"loss {record['train_loss']:.3f}" if accuracy is None else f"accuracy {accuracy:.3f}"
+        status += f"  rate {rate:.2g}"
+        if self.bar and self.task is not None:
+            self.bar.update(self.task, completed=self.round, status=status)
+        elif self.shown:
+            now = time.monotonic()
+            if now - self.last > 2 or self.round in (self.first + 1, self.total):
+                self.last = now
+                left = (now - self.started) / max(self.round - self.first, 1) * (self.total - self.round)
+                print(
+                    f"{self.title}: round {self.round}/{self.total}  {status}  {left:.0f} s left",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if self.shown:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,160 @@
+"""A run's folder: the resolved spec, a line a round while it runs, Parquet and a summary when it is done."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from feda2l.errors import FedA2LError, RunFailed
+
+ROUND_COLUMNS = ("train_loss", "accuracy", "test_loss", "local_accuracy", "local_test_loss", "bytes_sent")
+RUN_COLUMNS = ("mean_model_accuracy", "mean_model_loss", "disagreement")
+LAYER_COLUMNS = ("rate", "multiplier", "sigma", "zeta")
+
+
+class RunFolder:
+    """One folder, one run. Wall-clock goes to `timings.jsonl` and `summary.json` and nowhere else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec, self.environment, self.summary = path / "spec.toml", path / "environment.json", path / "summary.json"
+        self.rounds, self.timings = path / "rounds.jsonl", path / "timings.jsonl"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.rounds_table, self.layers_table = path / "rounds.parquet", path / "layers.parquet"
+        self._lock: int | None = None
+
+    @property
+    def started(self) -> bool:
+        return self.spec.exists()
+
+    def open(self) -> None:
+        """Make the folder and take it for this process; a second one is refused."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.access(self.path, os.W_OK):
+                raise PermissionError(13, "Permission denied")
+        except BlockingIOError as error:
+            raise FedA2LError(f"{self.path}: another process is running this run; wait for it or stop it") from error
+        except OSError as error:
+            raise FedA2LError(f"--out {self.path}: the run folder cannot be written: {error.strerror}") from error
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write(self, path: Path, content: str) -> None:
+        """Replace a small file at once: a crash leaves the old one or the new one."""
+        temporary = path.with_name(path.name + ".partial")
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as error:
+            raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
+
+    def append(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
+        """Add a completed round."""
+        for path, line in ((self.rounds, record), (self.timings, timing)):
+            try:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(line, allow_nan=False) + "\n")
+            except OSError as error:
+                raise RunFailed(f"{path}: round {record['round']} cannot be written: {error.strerror}") from error
+
+    def sync(self) -> None:
+        """Bring the rounds to the disk before the checkpoint that counts on them."""
+        for path in (self.rounds, self.timings):
+            with open(path, "ab") as file:
+                os.fsync(file.fileno())
+
+    def cut_back(self, round: int) -> None:
+        """Keep the lines up to a round: what was written after the checkpoint is computed again."""
+        for path in (self.rounds, self.timings):
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            kept = [line for line in lines[:round] if line.endswith(b"\n")]
+            if len(kept) < round and path == self.rounds:
+                raise FedA2LError(
+                    f"{path}: holds {len(kept)} whole rounds, but the checkpoint is at round {round}; "
+                    "restore the file from a copy, or start anew in another folder"
+                )
+            _check_numbers(path, kept)
+            if len(kept) != len(lines):
+                temporary = path.with_name(path.name + ".partial")
+                temporary.write_bytes(b"".join(kept))
+                os.replace(temporary, path)
+
+    def read(self, path: Path | None = None) -> list[dict[str, Any]]:
+        """The recorded rounds (or timings); a half-written last line is left out."""
+        path = path or self.rounds
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def write_tables(self) -> bool:
+        """`rounds.parquet` (a row a node and round) and `layers.parquet` (a row a node, layer and round).
+
+        False where polars is not installed: the lines hold everything, and the tables can be made elsewhere.
+        """
+        try:
+            import polars
+        except ImportError:
+            return False
+        records = self.read()
+        for path, columns in (
+            (self.rounds_table, round_columns(records)),
+            (self.layers_table, layer_columns(records)),
+        ):
+            temporary = path.with_name(path.name + ".partial")
+            try:
+                polars.DataFrame(columns).write_parquet(temporary, statistics=False)
+                os.replace(temporary, path)
+            except OSError as error:
+                raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
+        return True
+
+
+def round_columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The records as columns, a row a node and round; what belongs to the whole run is repeated on each row."""
+    records = list(records)
+    columns: dict[str, list[Any]] = {name: [] for name in ("round", "node", *ROUND_COLUMNS, *RUN_COLUMNS)}
+    for record in records:
+        nodes = len(record["nodes"]["train_loss"])
+        columns["round"] += [record["round"]] * nodes
+        columns["node"] += range(nodes)
+        for name in ROUND_COLUMNS:
+            columns[name] += record["nodes"].get(name, [None] * nodes)
+        for name in RUN_COLUMNS:
+            columns[name] += [record.get(name)] * nodes
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+
+
+def layer_columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The records as columns, a row a node, layer and round.
+
+    `rate` and `multiplier` are those the round trained with; `sigma` and `zeta` were measured in it.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in ("round", "node", "layer", *LAYER_COLUMNS)}
+    for record in records:
+        layers = record["layers"]
+        names = layers["name"]
+        nodes = len(layers["rate"])
+        columns["round"] += [record["round"]] * (nodes * len(names))
+        columns["node"] += [node for node in range(nodes) for _ in names]
+        columns["layer"] += names * nodes
+        for name in LAYER_COLUMNS:
+            columns[name] += [value for row in layers[name] for value in row]
+    return columns
+
+
+def _check_numbers(path: Path, lines: list[bytes]) -> None:
+    """Every kept line must be the round it stands for."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            found = json.loads(line)["round"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise FedA2LError(f"{path}: line {number} is not a round's record ({error})") from error
+        if found != number:
+            raise FedA2LError(f"{path}: line {number} should be round {number}, it is round {found}")

@@ -1,0 +1,49 @@
+"""May this spec go on in that folder? A resumed run may have more rounds and another runtime, nothing else."""
+
+import json
+from typing import Any
+
+from feda2l.errors import FedA2LError
+from feda2l.experiment.records import RunFolder
+from feda2l.experiment.spec import Spec
+
+
+def saved_spec(folder: RunFolder) -> Spec | None:
+    return Spec.load(folder.spec) if folder.started else None
+
+
+def continued(spec: Spec, saved: Spec | None) -> Spec:
+    """The spec of a resumed run: a horizon that was not given stays what it was, also when rounds are added."""
+    if saved is None or spec.rates.horizon is not None:
+        return spec
+    values = spec.model_dump(exclude_unset=True)
+    values["rates"] = values.get("rates", {}) | {"horizon": saved.rates.horizon}
+    return Spec.parse(values)
+
+
+def check_same_run(spec: Spec, saved: Spec, folder: RunFolder) -> None:
+    """A resumed run may have more rounds and another runtime; everything else must be as it was."""
+    new, old = _flat(spec), _flat(saved)
+    changed = [key for key in sorted(new.keys() | old.keys()) if new.get(key) != old.get(key)]
+    changed = [key for key in changed if key != "rounds" and not key.startswith("runtime.")]
+    if changed:
+        lines = [f"  {key}: {old.get(key)!r} in the folder, {new.get(key)!r} now" for key in changed]
+        raise FedA2LError(
+            f"--resume: {folder.spec} is of a different spec:\n" + "\n".join(lines) + "\nchoose another --out"
+        )
+    if spec.rounds < saved.rounds:
+        raise FedA2LError(f"--resume: rounds = {spec.rounds} is less than the run's own {saved.rounds} ({folder.spec})")
+
+
+def _flat(spec: Spec) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in json.loads(json.dumps(spec.model_dump(exclude_none=True))).items():
+        values |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
+    return values
+
+
+def finished(folder: RunFolder, spec: Spec) -> bool:
+    if not folder.summary.exists():
+        return False
+    summary = json.loads(folder.summary.read_text())
+    return bool(summary["status"] == "finished" and summary["rounds"] == spec.rounds)

@@ -1,0 +1,170 @@
+"""Runs: from specs to run folders. What the command line calls, and a notebook."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from torch import nn
+
+from feda2l import data as datasets
+from feda2l.errors import FedA2LError
+from feda2l.experiment.assemble import Loaded, new_model, pack_key
+from feda2l.experiment.pack import OnRound, Pack
+from feda2l.experiment.records import RunFolder
+from feda2l.experiment.spec import Spec
+from feda2l.simulate.checkpoint import read_checkpoint
+
+if TYPE_CHECKING:
+    import polars
+
+SpecLike = Spec | Mapping[str, Any] | str | Path
+
+
+class Run:
+    """A run on disk: its spec, its records, its models."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder = RunFolder(Path(path))
+        if not self.folder.started:
+            raise FedA2LError(f"{path}: is not a run folder (it has no {self.folder.spec.name})")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The resolved spec: every default filled in."""
+        return Spec.load(self.folder.spec)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What came out, from `summary.json`; empty while the run is not finished."""
+        summary: dict[str, Any] = json.loads(self.folder.summary.read_text()) if self.folder.summary.exists() else {}
+        return summary
+
+    @cached_property
+    def rounds(self) -> "polars.DataFrame":
+        """A row a node and round."""
+        return self._table(self.folder.rounds_table)
+
+    @cached_property
+    def layers(self) -> "polars.DataFrame":
+        """A row a node, layer and round: rate and multiplier it trained with, sigma and zeta measured in it."""
+        return self._table(self.folder.layers_table)
+
+    def model(self, node: int | None = None) -> nn.Module:
+        """One node's aggregated model, or the mean model of all nodes, from the last checkpoint."""
+        state = self.state(node)
+        facts = json.loads(self.folder.environment.read_text())
+        model = new_model(self.spec, classes=facts["classes"], input=tuple(facts["input"]))
+        model.load_state_dict(state, strict=False)  # frozen parameters are the model's own
+        return model.eval()
+
+    def state(self, node: int | None = None) -> dict[str, Any]:
+        """Parameters and buffers of one node's model, or of the mean model, by name."""
+        if not self.folder.checkpoint.exists():
+            raise FedA2LError(f"{self.path}: has no checkpoint yet; finish the run with --resume")
+        saved = read_checkpoint(self.folder.checkpoint)
+        nodes = self.spec.data.nodes
+        if node is not None and not 0 <= node < nodes:
+            raise FedA2LError(f"--node {node}: the run has nodes 0 to {nodes - 1}")
+        state = {}
+        for key, value in saved.items():
+            kind, _, name = key.partition(".")
+            if kind in ("model", "buffers"):
+                mean = value.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else value[0]
+                state[name] = mean if node is None else value[node].clone()
+        return state
+
+    def _table(self, path: Path) -> "polars.DataFrame":
+        import polars
+
+        if not path.exists():
+            self.folder.write_tables()
+        return polars.read_parquet(path)
+
+
+@overload
+def run(
+    specs: SpecLike,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    data: str | Path | None = None,
+    on_round: OnRound | None = None,
+    progress: bool = True,
+) -> Run: ...
+@overload
+def run(
+    specs: Sequence[Spec | Mapping[str, Any]],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    data: str | Path | None = None,
+    on_round: OnRound | None = None,
+    progress: bool = True,
+) -> list[Run]: ...
+def run(
+    specs: SpecLike | Sequence[Spec | Mapping[str, Any]],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    data: str | Path | None = None,
+    on_round: OnRound | None = None,
+    progress: bool = True,
+) -> Run | list[Run]:
+    """Run a spec (a Spec, a mapping, a TOML file) and return what came out; a list is packed.
+
+    Packed runs train as one population where they share data and model: a study fills the machine even when one
+    run cannot. `out` is the run folder itself (for a list: the folder of run folders), by default `runs/NAME`.
+    `on_round(name, record)` is called after every round of every run.
+    """
+    single = isinstance(specs, Spec | Mapping | str | Path)
+    listed = [specs] if isinstance(specs, Spec | Mapping | str | Path) else list(specs)
+    wanted = [_spec(spec) for spec in listed]
+    if not wanted:
+        raise FedA2LError("there is no spec to run")
+    folders = _folders(wanted, out, single=single, resume=resume)
+    packs: dict[Any, list[int]] = {}
+    for number, spec in enumerate(wanted):
+        packs.setdefault(pack_key(spec), []).append(number)
+    loaded: dict[str, Loaded] = {}
+    failures = []
+    for numbers in packs.values():
+        name = wanted[numbers[0]].data.name
+        if name not in loaded:
+            loaded[name] = Loaded.of(datasets.load(name, data))
+        pack = Pack([(wanted[i], folders[i]) for i in numbers], loaded[name], resume, on_round, progress)
+        failures += pack.run()
+    if failures and single:
+        raise failures[0]
+    runs = [Run(folder.path) for folder in folders]
+    return runs[0] if single else runs
+
+
+def _spec(spec: SpecLike) -> Spec:
+    if isinstance(spec, Spec):
+        return spec
+    return Spec.parse(spec) if isinstance(spec, Mapping) else Spec.load(spec)
+
+
+def _folders(specs: list[Spec], out: str | Path | None, *, single: bool, resume: bool) -> list[RunFolder]:
+    """Where each run goes: `out`, or `runs/NAME`; names are made unique with a number."""
+    if single and out is not None:
+        return [RunFolder(Path(out))]
+    taken: set[Path] = set()
+    folders = []
+    for spec in specs:
+        parent = Path("runs" if out is None else out)
+        names = (parent / (spec.name if n == 1 else f"{spec.name}-{n}") for n in range(1, 1 << 30))
+        fresh = out is None and not resume
+        path = next(path for path in names if path not in taken and not (fresh and path.exists()))
+        taken.add(path)
+        folders.append(RunFolder(path))
+    return folders

@@ -1,0 +1,48 @@
+"""What a run came to, from its records: `summary.json`."""
+
+import json
+from typing import Any
+
+from feda2l.experiment.assemble import Assembled
+from feda2l.experiment.metrics import best_accuracy, rounds_to_grid, rounds_to_target
+from feda2l.experiment.records import RunFolder
+
+
+def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, Any]:
+    """What a run came to, from its records."""
+    spec, simulation = assembled.spec, assembled.simulation
+    records, timings = folder.read(), folder.read(folder.timings)
+    accuracy = [record.get("accuracy") for record in records]
+    last: dict[str, Any] = next((record for record in reversed(records) if record.get("accuracy") is not None), {})
+    parts = ("train", "mix", "adapt", "evaluate")
+    seconds = {part: sum(timing.get(part, 0.0) for timing in timings) for part in parts}
+    summary: dict[str, Any] = {
+        "name": spec.name,
+        "status": "finished" if simulation.diverged is None else "diverged",
+        "rounds": len(records),
+        "engine": json.loads(folder.environment.read_text())["engine"],
+        "pack": pack,
+        "accuracy": {"final": last.get("accuracy"), **best_accuracy(accuracy, spec.evaluation.smoothing)},
+        "final": {key: value for key, value in last.items() if key not in ("nodes", "layers")},
+        "bytes_sent": sum(record["bytes_sent"] for record in records),
+        "seconds": seconds,
+        "rounds_to": rounds_to_grid(accuracy, spec.evaluation.smoothing),
+        "mixing": simulation.mixing.report(),
+    }
+    if simulation.diverged:
+        where = simulation.diverged
+        summary["diverged"] = {"round": where.round, "node": where.node, "layer": where.layer}
+    if (target := spec.evaluation.target) is not None:
+        reached = rounds_to_target(accuracy, target, spec.evaluation.smoothing)
+        summary["target"] = {
+            "accuracy": target,
+            "smoothing": spec.evaluation.smoothing,
+            "every": spec.evaluation.every,
+            "round": reached,
+        }
+        # packed runs share the machine: their seconds are not their own
+        if reached and pack == 1 and all(timing.get("pack") == 1 for timing in timings):
+            until = timings[:reached]
+            summary["target"]["seconds"] = sum(t.get(part, 0.0) for t in until for part in parts[:3])
+            summary["target"]["seconds_with_evaluation"] = sum(t.get(part, 0.0) for t in until for part in parts)
+    return summary

@@ -1,0 +1,33 @@
+"""Neighbours' trained states -> aggregated (Algorithm 1, line 6)."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from feda2l.topology import Mixing
+
+MomentumState = Literal["keep", "reset", "average"]
+
+
+def aggregate(mixing: Mixing, round: int, trained: Tensor, out: Tensor) -> None:
+    """A = W T, for the parameters of every node: [nodes, width]."""
+    mixing.apply(trained, round, out)
+
+
+def aggregate_in_place(mixing: Mixing, round: int, values: Tensor) -> None:
+    """The same for what travels beside the parameters (statistics, optimiser memory): [nodes, ...]."""
+    rows = values.flatten(1)
+    mixed = torch.empty_like(rows)
+    mixing.apply(rows, round, mixed)
+    values.copy_(mixed.view_as(values))
+
+
+def settle_memory(policy: MomentumState, mixing: Mixing, round: int, memory: Iterable[Tensor]) -> None:
+    """What happens to the optimiser's memory at mixing: kept as it is, set to zero, or averaged."""
+    for values in memory:
+        if policy == "reset":
+            values.zero_()
+        elif policy == "average":
+            aggregate_in_place(mixing, round, values)

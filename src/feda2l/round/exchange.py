@@ -1,0 +1,14 @@
+"""What neighbours hand each other (Algorithm 1, line 5), counted in bytes."""
+
+from torch import Tensor
+
+from feda2l.topology import Mixing
+
+
+def bytes_sent(mixing: Mixing, round: int, values: int, bytes_per_value: int = 4) -> Tensor:
+    """Bytes that each node sends in a round: one message of `values` numbers to every node that hears it.
+
+    `values` is what really travels: the parameters, the averaged statistics, the optimiser's memory if it is
+    averaged. A rate rule adds nothing. Padding does not travel; sample counts do so once and are not counted.
+    """
+    return mixing.messages(round) * (values * bytes_per_value)

@@ -1,0 +1,100 @@
+"""The layout of a node's parameters in one flat row, and the three states of a round.
+
+A network is a matrix: a row for each node, a column for each parameter. A round takes it through three states,
+base B (before local training), trained T (after it) and aggregated A (after mixing with the neighbours); A is
+the next round's B.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from feda2l.layers import Layer
+
+ALIGNMENT = 64  # elements: 256 bytes of float32, so that every tensor starts on a cache line and a GPU sector
+
+
+class Segment(NamedTuple):
+    """Neighbouring columns [start, stop) that hold `size` parameters; the rest is padding, which is always 0."""
+
+    start: int
+    stop: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor lies in a row."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for side in self.shape:
+            size *= side
+        return size
+
+    @property
+    def stop(self) -> int:
+        """The first column after the tensor and its padding."""
+        return self.start + -(-self.size // ALIGNMENT) * ALIGNMENT
+
+    def view(self, rows: Tensor) -> Tensor:
+        """The tensor as a view: [..., width] -> [..., *shape].
+
+        Convolution kernels lie channels-last in memory, which is how the fast convolutions want them.
+        """
+        columns = rows[..., self.start : self.start + self.size]
+        if len(self.shape) != 4:
+            return columns.unflatten(-1, self.shape) if self.shape else columns.squeeze(-1)
+        outputs, inputs, height, width = self.shape
+        kernel: Tensor = columns.unflatten(-1, (outputs, height, width, inputs))
+        return kernel.movedim(-1, -3)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a row: the trainable parameters of a model, in `named_parameters` order, each aligned."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Layout":
+        slots: list[Slot] = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                slots.append(Slot(name, tuple(parameter.shape), slots[-1].stop if slots else 0))
+        return cls(tuple(slots))
+
+    @property
+    def width(self) -> int:
+        return self.slots[-1].stop
+
+    @property
+    def parameters(self) -> int:
+        return sum(slot.size for slot in self.slots)
+
+    def views(self, rows: Tensor) -> list[Tensor]:
+        return [slot.view(rows) for slot in self.slots]
+
+    def layer_of_slots(self, layers: list[Layer]) -> list[int]:
+        """The number of the layer that each slot belongs to."""
+        owner = {tensor: number for number, layer in enumerate(layers) for tensor in layer.tensors}
+        return [owner[slot.name] for slot in self.slots]
+
+    def segments(self, tensors: tuple[str, ...]) -> list[Segment]:
+        """The columns of these tensors, neighbours joined: one segment for a layer of neighbouring tensors."""
+        wanted = set(tensors)
+        joined: list[Segment] = []
+        for slot in self.slots:
+            if slot.name not in wanted:
+                continue
+            if joined and joined[-1].stop == slot.start:
+                joined[-1] = Segment(joined[-1].start, slot.stop, joined[-1].size + slot.size)
+            else:
+                joined.append(Segment(slot.start, slot.stop, slot.size))
+        return joined

@@ -1,0 +1,77 @@
+"""A run's state on disk: safetensors, written to a temporary file, synced and renamed; nothing is unpickled."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from feda2l.errors import FedA2LError, RunFailed
+from feda2l.simulate.simulation import Simulation
+
+
+def tensors(simulation: Simulation) -> dict[str, Tensor]:
+    """Everything the next round depends on, by name: no time, host, path or rank in it.
+
+    `model.NAME` and `optimizer.KIND.NAME` are [nodes, *shape]; `rates.KEY` is the rule's state.
+    """
+    state = {name: values.contiguous() for name, values in _views(simulation)}
+    state |= {f"rates.{key}": value.contiguous() for key, value in simulation.rates.state_dict().items()}
+    return state | {"round": torch.tensor(simulation.round)}
+
+
+def save_checkpoint(simulation: Simulation, path: Path) -> None:
+    """Replace the checkpoint at once and for good: after a crash there is the old one or the new one."""
+    temporary = path.with_suffix(".partial")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(save(tensors(simulation)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunFailed(f"{path}: the checkpoint cannot be written: {error.strerror}") from error
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, or an error that says what is wrong with the file."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FedA2LError(
+            f"{path}: is not a readable checkpoint ({error}); restore it from a copy, or start anew in another folder"
+        ) from error
+
+
+def restore(simulation: Simulation, path: Path) -> None:
+    """Bring a simulation to the state of a checkpoint."""
+    state = read_checkpoint(path)
+    for name, values in _views(simulation):
+        if name not in state or state[name].shape != values.shape:
+            found = list(state[name].shape) if name in state else "nothing"
+            raise FedA2LError(f"{path}: {name} should be {list(values.shape)}, found {found}: it is of another run")
+        values.copy_(state[name])
+    prefix = "rates."
+    simulation.rates.load_state_dict(
+        {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    )
+    simulation.round = int(state["round"])
+
+
+def _views(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
+    """Every matrix of the population as named tensors, the run's rows of each."""
+    population, rows = simulation.population, simulation.rows
+    matrices = {"model": population.base} | {f"optimizer.{kind}": m for kind, m in population.memory.items()}
+    for kind, matrix in matrices.items():
+        for slot in population.layout.slots:
+            yield f"{kind}.{slot.name}", slot.view(matrix[rows])
+    yield "optimizer.steps", population.steps[rows]
+    for name, values in population.buffers.items():
+        yield f"buffers.{name}", values[rows]

@@ -1,0 +1,184 @@
+"""What every engine does: train rows of the population, and score them. `Rows` does it one node at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from feda2l.round.train import Hyperparameters, Loss, Samples, Training, train_node
+from feda2l.simulate.pool import Pool
+from feda2l.simulate.population import Population, point
+
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Member:
+    """What an engine needs to know of one run of the pack: its training, its nodes' samples, its test set."""
+
+    training: Training
+    shards: list[Tensor]  # what each node trains on
+    local: list[Tensor]  # the rest of each node's samples
+    test: Samples
+    classes: int
+
+
+class TrainJob(NamedTuple):
+    """Train one row: a node of a run, in a round, with these rates."""
+
+    row: int
+    run: int
+    node: int
+    round: int
+    hyper: Hyperparameters
+
+
+class ScoreJob(NamedTuple):
+    """Score one model: a node's aggregated one, or (node None) the run's mean model, on a set of samples."""
+
+    row: int
+    run: int
+    node: int | None
+    local: bool
+
+
+class Score(NamedTuple):
+    """Sum of the losses, and right answers by class."""
+
+    loss: float
+    correct: list[int]
+
+    def __add__(self, other: object) -> "Score":
+        assert isinstance(other, Score)
+        return Score(self.loss + other.loss, [a + b for a, b in zip(self.correct, other.correct, strict=True)])
+
+
+class Engine:
+    """The part that engines share; its methods run in the workers, over the population that they inherit."""
+
+    name: str
+
+    def __init__(self, model: nn.Module, population: Population, members: Sequence[Member]) -> None:
+        self.model, self.population, self.members = model, population, members
+        self.pool: Pool = Pool(self, 0)
+
+    def start(self, processes: int) -> None:
+        """Fork the workers; from here on only the population's shared matrices carry data to them."""
+        self.pool = Pool(self, processes)
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[float]:
+        """Train every row, `base` -> `trained`; the mean training loss of each."""
+        raise NotImplementedError
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
+        """Loss and right answers of every job's model."""
+        raise NotImplementedError
+
+    def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
+        """Re-estimate the normalisation statistics of every row from its node's own samples; none in most models."""
+
+    def samples(self, job: ScoreJob) -> tuple[Samples, Tensor | None]:
+        """The samples of a job and which of them count (None: all)."""
+        member = self.members[job.run]
+        if not job.local:
+            return member.test, None
+        assert job.node is not None
+        return member.training.samples, member.local[job.node]
+
+    def state(self, job: ScoreJob) -> Tensor:
+        """The row of parameters that a job scores."""
+        return self.population.mean[job.run] if job.node is None else self.population.base[job.row]
+
+
+class Rows(Engine):
+    """One node at a time in each worker: any model, and bits that do not depend on what else is trained."""
+
+    name = "rows"
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[float]:
+        # the longest first, so that no worker is left alone with one at the end
+        order = sorted(range(len(jobs)), key=lambda i: -len(self.members[jobs[i].run].shards[jobs[i].node]))
+        losses = self.pool.map("train_row", [jobs[i] for i in order])
+        return [loss for _, loss in sorted(zip(order, losses, strict=True))]
+
+    def train_row(self, row: int, run: int, node: int, round: int, hyper: Hyperparameters) -> float:
+        population, member = self.population, self.members[run]
+        population.trained[row].copy_(population.base[row])
+        views = population.layout.views
+        parameters = point(self.model, views(population.trained[row]), self._buffers(row))
+        return train_node(
+            self.model,
+            parameters,
+            [views(matrix[row]) for matrix in population.memory.values()],
+            population.steps[row],
+            member.training,
+            member.training.batches(member.shards[node], node, round),
+            Hyperparameters(*hyper),
+            node=node,
+            round=round,
+        )
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
+        pieces = []
+        for number, job in enumerate(jobs):
+            samples, chosen = self.samples(job)
+            count = len(samples.y) if chosen is None else len(chosen)
+            pieces += [(number, (*job, start)) for start in range(0, count, EVALUATION_BATCH)]
+        results: list[Score | None] = [None] * len(jobs)
+        for (number, _), score in zip(pieces, self.pool.map("score_piece", [job for _, job in pieces]), strict=True):
+            before = results[number]
+            results[number] = Score(*score) if before is None else before + Score(*score)
+        return [Score(0.0, []) if result is None else result for result in results]
+
+    def score_piece(self, row: int, run: int, node: int | None, local: bool, start: int) -> tuple[float, list[int]]:
+        job = ScoreJob(row, run, node, local)
+        member = self.members[run]
+        (x, y, normalise), chosen = self.samples(job)
+        piece = slice(start, start + EVALUATION_BATCH)
+        inputs, targets = (x[piece], y[piece]) if chosen is None else (x[chosen[piece]], y[chosen[piece]])
+        buffers = self.population.mean_buffers if node is None else self.population.buffers
+        index = run if node is None else row
+        point(
+            self.model,
+            self.population.layout.views(self.state(job)),
+            {name: values[index] for name, values in buffers.items()},
+        )
+        self.model.eval()
+        with torch.no_grad():
+            outputs = self.model(normalise(inputs))
+            loss = float(member.training.loss(outputs, targets).double()) * len(targets)
+            right = targets[outputs.argmax(dim=-1) == targets]
+        return loss, torch.bincount(right, minlength=member.classes).tolist()
+
+    def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
+        if self.population.buffers:
+            self.pool.map("recalibrate_row", [(job.row, job.run, job.node) for job in jobs])
+
+    def recalibrate_row(self, row: int, run: int, node: int) -> None:
+        member = self.members[run]
+        point(self.model, self.population.layout.views(self.population.base[row]), self._buffers(row))
+        norms = [
+            m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats
+        ]
+        momenta = [norm.momentum for norm in norms]
+        self.model.train()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the cumulative mean over the pass
+        x, _, normalise = member.training.samples
+        with torch.no_grad():
+            for batch in member.shards[node].split(EVALUATION_BATCH):
+                self.model(normalise(x[batch]))
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+    def _buffers(self, row: int) -> dict[str, Tensor]:
+        return {name: values[row] for name, values in self.population.buffers.items()}
+
+
+__all__ = ["Engine", "Loss", "Member", "Rows", "Score", "ScoreJob", "TrainJob"]

@@ -1,0 +1,118 @@
+"""Worker processes of one thread each, forked over the shared population."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from feda2l.errors import FedA2LError, RunFailed
+
+
+class Pool:
+    """Runs methods of one object in forked processes; with 0 processes, in this one.
+
+    A worker ends with its parent, however that ends: the kernel kills it (Linux), or its pipe closes.
+    """
+
+    def __init__(self, target: object, processes: int) -> None:
+        self.target = target
+        self.pipes: list[Connection] = []
+        self.workers: list[multiprocessing.process.BaseProcess] = []
+        context = multiprocessing.get_context("fork") if processes else None
+        for _ in range(processes):
+            assert context is not None
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=_work, args=(target, theirs, [*self.pipes, ours], os.getpid()), daemon=True)
+            worker.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.workers.append(worker)
+
+    def map(self, method: str, jobs: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """`[target.method(*job) for job in jobs]`, each given to the next free worker; put long jobs first."""
+        if not self.pipes:
+            return [getattr(self.target, method)(*job) for job in jobs]
+        results: list[Any] = [None] * len(jobs)
+        waiting = list(enumerate(jobs))[::-1]
+        busy: dict[Connection, int] = {}
+        while waiting or busy:
+            for pipe in [pipe for pipe in self.pipes if pipe not in busy]:
+                if waiting:
+                    number, job = waiting.pop()
+                    self._send(pipe, (method, job))
+                    busy[pipe] = number
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                results[busy.pop(ready)] = self._receive(ready)
+        return results
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for worker in self.workers:
+            worker.kill()
+            worker.join()
+        self.pipes, self.workers = [], []
+
+    def _send(self, pipe: Connection, message: Any) -> None:
+        try:
+            pipe.send(message)
+        except OSError:
+            self._dead(pipe)
+
+    def _receive(self, pipe: Connection) -> Any:
+        try:
+            kind, value = pipe.recv()
+        except (EOFError, OSError):
+            self._dead(pipe)
+        if kind == "mistake":
+            raise FedA2LError(value)
+        if kind == "error":
+            raise RunFailed(f"a worker process failed:\n{value}")
+        return value
+
+    def _dead(self, pipe: Connection) -> None:
+        worker = self.workers[self.pipes.index(pipe)]
+        worker.join(timeout=5)
+        why = " (killed, perhaps out of memory)" if worker.exitcode == -signal.SIGKILL else ""
+        raise RunFailed(
+            f"a worker process ended with exit code {worker.exitcode}{why}; nothing before the last checkpoint is "
+            "lost: start again with --resume"
+        ) from None
+
+
+def default_processes() -> int:
+    """One worker a core that this process may use; none where fork is not safe (macOS, Windows)."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
+
+
+def _work(target: object, pipe: Connection, inherited: list[Connection], parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            method, job = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            reply: tuple[str, Any] = ("result", getattr(target, method)(*job))
+        except FedA2LError as error:
+            reply = ("mistake", str(error))
+        except BaseException:
+            reply = ("error", traceback.format_exc())
+        pipe.send(reply)

@@ -1,0 +1,65 @@
+"""Theta: all nodes of all packed runs as rows of matrices in memory that worker processes share."""
+
+import math
+import mmap
+
+import torch
+from torch import Tensor, nn
+
+from feda2l.round.states import Layout
+
+MEMORY = {"sgd": ("momentum",), "adam": ("first", "second"), "adamw": ("first", "second")}
+
+
+def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros in anonymous shared memory: forked workers see it, and the kernel frees it with the last process."""
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+
+
+class Population:
+    """The states of every node: parameters twice (B becomes A while T stands), optimiser memory, buffers.
+
+    `base` holds B at the start of a round and A after mixing; `trained` holds T.
+    """
+
+    def __init__(self, model: nn.Module, rows: int, runs: int, optimizer: str) -> None:
+        self.layout = Layout.of(model)
+        width = self.layout.width
+        self.base = shared_zeros(rows, width)
+        self.trained = shared_zeros(rows, width)
+        self.memory = {name: shared_zeros(rows, width) for name in MEMORY[optimizer]}
+        self.steps = shared_zeros(rows)  # of Adam; float32 because torch's fused kernel counts so
+        self.mean = shared_zeros(runs, width)
+        self.buffers = {
+            name: shared_zeros(rows, *buffer.shape, dtype=buffer.dtype) for name, buffer in model.named_buffers()
+        }
+        self.mean_buffers = {
+            name: shared_zeros(runs, *buffer.shape, dtype=buffer.dtype) for name, buffer in model.named_buffers()
+        }
+
+    def place(self, row: int, model: nn.Module) -> None:
+        """Copy a model's parameters and buffers into a row."""
+        values = dict(model.named_parameters())
+        for slot in self.layout.slots:
+            slot.view(self.base[row]).copy_(values[slot.name].detach())
+        for name, buffer in model.named_buffers():
+            self.buffers[name][row].copy_(buffer)
+
+
+def averaged_buffers(model: nn.Module) -> list[str]:
+    """The statistics that `buffers = "average"` mixes: running mean and variance of normalisation modules."""
+    return [name for name, _ in model.named_buffers() if name.rpartition(".")[2] in ("running_mean", "running_var")]
+
+
+def point(model: nn.Module, parameters: list[Tensor], buffers: dict[str, Tensor]) -> list[nn.Parameter]:
+    """Make a model's trainable parameters and its buffers views of these tensors; returns the parameters."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter, tensor in zip(trainable, parameters, strict=True):
+        parameter.data = tensor
+    for name, tensor in buffers.items():
+        owner, _, last = name.rpartition(".")
+        model.get_submodule(owner)._buffers[last] = tensor
+    return trainable

@@ -1,0 +1,176 @@
+"""One run of a pack: its rows of the population, who they talk to, and how their rates move."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from feda2l.equations import Signals
+from feda2l.layers import Layer
+from feda2l.rates.base import Measure, Rates
+from feda2l.round.adapt import Columns
+from feda2l.round.aggregate import MomentumState, aggregate, aggregate_in_place, settle_memory
+from feda2l.round.exchange import bytes_sent
+from feda2l.round.train import Hyperparameters
+from feda2l.simulate.engine import Member, TrainJob
+from feda2l.simulate.population import Population
+from feda2l.topology import Mixing
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a run became infinite or not a number."""
+
+    round: int
+    node: int
+    layer: str
+
+
+@dataclass
+class Simulation:
+    """A run: what it was told, and how far it has come (`round` counts completed rounds)."""
+
+    name: str
+    rounds: int
+    member: Member
+    layers: list[Layer]
+    mixing: Mixing
+    rates: Rates
+    measure: Measure
+    momentum: float
+    momentum_state: MomentumState
+    buffers: Literal["average", "local", "recalibrate"]
+    averaged: list[str]  # names of the statistics that `average` mixes
+    every: int
+    on: Literal["global", "local", "both"]
+    round: int = 0
+    diverged: Divergence | None = None
+    start: int = 0  # its first row, and its number in the pack: set when the pack is made
+    number: int = 0
+    population: Population = field(init=False)
+    columns: Columns = field(init=False)
+    all_columns: Columns = field(init=False)
+    slots: list[int] = field(init=False)  # the layer of each tensor
+    same: list[int] = field(init=False)  # for each node the first that holds the same model
+
+    def join(self, population: Population, start: int, number: int) -> None:
+        """Take rows `start`... of a population."""
+        self.start, self.number = start, number
+        self.population = population
+        self.columns = Columns(population.layout, self.layers, self.measure)
+        # the disagreement is over all parameters, whatever the rule measures
+        self.all_columns = Columns(population.layout, self.layers, Measure())
+        self.slots = population.layout.layer_of_slots(self.layers)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.member.shards)
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.nodes)
+
+    @property
+    def active(self) -> bool:
+        return self.diverged is None and self.round < self.rounds
+
+    @property
+    def due(self) -> bool:
+        """Is the round that was just completed evaluated?"""
+        return self.round % self.every == 0 or self.round == self.rounds
+
+    @property
+    def message(self) -> int:
+        """How many numbers a node sends to each neighbour."""
+        population = self.population
+        values = population.layout.parameters * (1 + len(population.memory) * (self.momentum_state == "average"))
+        if self.buffers == "average":
+            values += sum(population.buffers[name][0].numel() for name in self.averaged)
+        return values
+
+    def jobs(self) -> list[TrainJob]:
+        """The training of the coming round: one job a node."""
+        momentum = self.momentum if self.rates.momentum is None else self.rates.momentum
+        return [
+            TrainJob(
+                self.start + node,
+                self.number,
+                node,
+                self.round + 1,
+                Hyperparameters([layer_rates[layer] for layer in self.slots], momentum),
+            )
+            for node, layer_rates in enumerate(self.rates.rates.tolist())
+        ]
+
+    def divergence(self, losses: list[float]) -> Tensor:
+        """sigma of the round that was just trained; a state that is not finite ends the run."""
+        sigma = self.columns.divergence(self.population.base[self.rows], self.population.trained[self.rows])
+        broken = (~(sigma.isfinite() & torch.tensor(losses).isfinite().unsqueeze(1))).nonzero()
+        if len(broken):
+            node, layer = broken[0].tolist()
+            self.diverged = Divergence(self.round + 1, node, self.layers[layer].name)
+        return sigma
+
+    def mix(self) -> None:
+        """T -> A, and what travels beside the parameters."""
+        population, round = self.population, self.round + 1
+        aggregate(self.mixing, round, population.trained[self.rows], population.base[self.rows])
+        settle_memory(self.momentum_state, self.mixing, round, [m[self.rows] for m in population.memory.values()])
+        if self.buffers == "average":
+            for name in self.averaged:
+                aggregate_in_place(self.mixing, round, population.buffers[name][self.rows])
+
+    def adapt(self, sigma: Tensor) -> dict[str, Any]:
+        """Measure zeta, set the next rates, complete the round; what there is to record of the layers."""
+        population = self.population
+        zeta = self.columns.stability(population.trained[self.rows], population.base[self.rows])
+        self.round += 1
+        used = {"rate": self.rates.rates.tolist(), "multiplier": self.rates.multiplier.tolist()}
+        self.rates.step(self.round, Signals(sigma, zeta))
+        return used | {"sigma": sigma.tolist(), "zeta": zeta.tolist()}
+
+    def bytes_sent(self) -> list[int]:
+        sent: list[int] = bytes_sent(self.mixing, self.round, self.message).tolist()
+        return sent
+
+    def compare(self) -> None:
+        """Find which nodes hold the same model; where not all do, write the mean model where the engine finds it."""
+        population = self.population
+        buffers = population.buffers
+        self.same = _first_equal([population.base[self.rows], *(v[self.rows].flatten(1) for v in buffers.values())])
+        if len(set(self.same)) == 1:
+            return
+        population.mean[self.number] = _mean(population.base[self.rows])
+        for name, values in buffers.items():
+            own = values[self.rows]
+            population.mean_buffers[name][self.number] = _mean(own) if own.is_floating_point() else own[0]
+
+    def disagreement(self) -> Tensor:
+        """D of each layer: (1/N) sum_i ||theta_i - mean||^2 of the aggregated models; 0 where all are equal."""
+        if len(set(self.same)) == 1:
+            return torch.zeros(len(self.layers), dtype=torch.float64)
+        return self.all_columns.disagreement(self.population.base[self.rows], self.population.mean[self.number])
+
+
+def _first_equal(matrices: list[Tensor]) -> list[int]:
+    """For each row the first row that is equal to it, bit for bit, in every matrix."""
+    width = matrices[0].shape[1]
+    probe = matrices[0][:, :: max(1, width // 64)]  # a few columns tell most models apart
+    found: dict[bytes, list[int]] = {}
+    first = []
+    for row in range(len(probe)):
+        alike = found.setdefault(probe[row].numpy().tobytes(), [])
+        same = next((other for other in alike if all(torch.equal(m[row], m[other]) for m in matrices)), None)
+        if same is None:
+            alike.append(row)
+        first.append(row if same is None else same)
+    return first
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """The mean over nodes, summed in float64 in ascending order."""
+    total = torch.zeros(rows.shape[1:], dtype=torch.float64)
+    for row in rows:
+        total += row
+    return (total / len(rows)).to(rows.dtype)

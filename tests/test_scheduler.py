@@ -1,0 +1,563 @@
+"""The drop-in in other people's loops: order, failure, restart, devices and odd models."""
+
+import copy
+import io
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from feda2l import FedA2L, layer_groups
+from feda2l.equations import Signals
+from feda2l.errors import FedA2LError
+from feda2l.rates import Setting
+from feda2l.rates.feda2l import FedA2LRule
+
+KNOBS = {"warmup_rounds": 2, "window": 4, "decay": 0.3}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+
+
+def sgd(model: nn.Module, **knobs) -> torch.optim.Optimizer:
+    return torch.optim.SGD(layer_groups(model), lr=0.01, momentum=0.9, **knobs)
+
+
+@torch.no_grad()
+def move(model: nn.Module, scale: float, *seed: int) -> None:
+    """A training or an averaging: each parameter moves by noise that depends on `seed` alone."""
+    generator = torch.Generator().manual_seed(hash(seed) % 2**31)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator) * scale * torch.rand((), generator=generator)
+        parameter.add_(noise.to(parameter.device, parameter.dtype))
+
+
+def play(model: nn.Module, rates: FedA2L, calls: range) -> list[list[float]]:
+    """Calls 0, 1, 2, ... of the loop: begin_round, end_training, step, begin_round, ..."""
+    seen = []
+    for call in calls:
+        if call % 3:
+            move(model, 0.1 if call % 3 == 1 else 0.003, call)
+        (rates.begin_round, rates.end_training, rates.step)[call % 3]()
+        seen.append(rates.get_last_lr())
+    return seen
+
+
+def snapshot(rates: FedA2L) -> bytes:
+    file = io.BytesIO()
+    torch.save((rates.state_dict(), [dict(group, params=None) for group in rates.optimizer.param_groups]), file)
+    return file.getvalue()
+
+
+def all_leaves(value) -> list:
+    if isinstance(value, dict | list | tuple):
+        return [leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in all_leaves(item)]
+    return [value]
+
+
+# what it does
+
+
+def test_rates_of_a_round_by_hand():
+    """Two rounds of a one-tensor layer: sigma .1, .2; zeta 2/3, 1/3; m from z = +-1/sqrt(2)."""
+    model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    optimizer = torch.optim.SGD(layer_groups(model), lr=0.01)
+    rates = FedA2L(optimizer, warmup_rounds=1, window=5, decay=0.3)
+    rounds = [((1, 2, 2), (1, 2, 2.3), (1.0005, 2, 2.2)), ((1, 2, 2), (1, 2, 2.6), (1.0005, 2.1, 2.2))]
+    for states in rounds:
+        for state, call in zip(states, (rates.begin_round, rates.end_training, rates.step), strict=True):
+            model.weight.data = torch.tensor([state], dtype=torch.float64)
+            assert rates.get_last_lr() == [0.01]
+            call()
+    fused = 0.6 * math.exp(0.5**0.5) + 0.4 * math.exp(-(0.5**0.5))
+    m = 1 + math.tanh(math.log(fused))
+    (last,) = rates.last.values()
+    assert last.divergence == pytest.approx(0.2)
+    assert last.stability == pytest.approx(1 / 3)
+    assert last.multiplier == pytest.approx(m, rel=1e-4)  # eps_std beside a spread of .07
+    assert last.rate == rates.get_last_lr()[0] == pytest.approx(0.01 * m / math.sqrt(1.6), rel=1e-4)
+
+
+def test_it_is_the_rule_of_the_simulator():
+    model = small().double()
+    rates = FedA2L(sgd(model), **KNOBS)
+    rule = FedA2LRule(**KNOBS).start(Setting(base=(0.01,) * 3, layers=("0", "1", "3")))
+    for round in range(1, 15):
+        play(model, rates, range(3 * round - 3, 3 * round))
+        signals = [[getattr(layer, name) for layer in rates.last.values()] for name in ("divergence", "stability")]
+        rule.step(round, Signals(*torch.tensor(signals, dtype=torch.float64).unsqueeze(1)))
+        assert rates.get_last_lr() == rule.rates[0].tolist()
+        assert [layer.multiplier for layer in rates.last.values()] == rule.multiplier[0].tolist()
+    assert list(rates.last) == ["0", "1", "3"]
+    assert len(set(rates.get_last_lr())) == 3
+
+
+def test_each_group_has_its_own_base_rate():
+    model = small()
+    groups = layer_groups(model)
+    groups[0]["lr"] = 0.5
+    rates = FedA2L(torch.optim.SGD(groups, lr=0.01), **KNOBS)
+    play(model, rates, range(6))
+    assert rates.get_last_lr() == [0.5, 0.01, 0.01]
+    play(model, rates, range(6, 9))
+    multipliers = [layer.multiplier for layer in rates.last.values()]
+    expected = [base * m * (1 + 0.3 * 3) ** -0.5 for base, m in zip([0.5, 0.01, 0.01], multipliers, strict=True)]
+    assert rates.get_last_lr() == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda g: torch.optim.SGD(g, lr=0.01, momentum=0.9, nesterov=True),
+        lambda g: torch.optim.SGD(g, lr=0.01, fused=True),
+        lambda g: torch.optim.Adam(g, lr=0.01),
+        lambda g: torch.optim.Adam(g, lr=torch.tensor(0.01), fused=True),
+        lambda g: torch.optim.AdamW(g, lr=0.01, foreach=True),
+        lambda g: torch.optim.AdamW(g, lr=0.01, fused=True),
+        lambda g: torch.optim.RMSprop(g, lr=0.01),
+    ],
+)
+def test_real_training_with_any_optimizer(make):
+    model = small()
+    optimizer = make(layer_groups(model))
+    rates = FedA2L(optimizer, **KNOBS)
+    fixed = [{k: v for k, v in group.items() if k not in ("lr", "params")} for group in optimizer.param_groups]
+    for round in range(6):
+        rates.begin_round()
+        for step in range(2):
+            optimizer.zero_grad()
+            inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * round + step))
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        rates.end_training()
+        move(model, 0.003, round)
+        rates.step()
+    assert len(set(rates.get_last_lr())) == 3
+    assert all(0 < rate < 0.02 for rate in rates.get_last_lr())
+    assert fixed == [{k: v for k, v in group.items() if k not in ("lr", "params")} for group in optimizer.param_groups]
+
+
+def test_it_touches_neither_parameters_nor_buffers_nor_momentum():
+    model = small()
+    optimizer = sgd(model)
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    rates = FedA2L(optimizer, **KNOBS)
+    play(model, rates, range(11))
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+    rates.step()
+    after = (model.state_dict(), optimizer.state_dict()["state"])
+    for old, new in zip(all_leaves(before), all_leaves(after), strict=True):
+        assert torch.equal(old, new)
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.9] * 3
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_tensor_rates_are_updated_in_place_and_apart(fused):
+    model, plain = small(), small()
+    shared = torch.tensor(0.01, dtype=torch.float64)
+    optimizer = torch.optim.Adam(layer_groups(model), lr=shared, fused=fused, capturable=False, foreach=False)
+    rates = FedA2L(optimizer, **KNOBS)
+    tensors = [group["lr"] for group in optimizer.param_groups]
+    assert len({id(tensor) for tensor in tensors}) == 3  # torch had given all groups the same one
+    found = play(model, rates, range(12))
+    assert found == play(plain, FedA2L(sgd(plain), **KNOBS), range(12))
+    assert all(group["lr"] is tensor for group, tensor in zip(optimizer.param_groups, tensors, strict=True))
+
+
+def test_last_is_empty_before_the_first_step():
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    assert rates.last == {}
+    play(model, rates, range(2))
+    assert rates.last == {}
+    play(model, rates, range(2, 3))
+    assert {layer.multiplier for layer in rates.last.values()} == {1.0}
+
+
+# presets
+
+
+def test_reference_warns_about_momentum_on_deep_models_only():
+    with pytest.warns(UserWarning, match="no momentum"):
+        rates = FedA2L(sgd(deep()), preset="reference", decay=0.2)
+    assert rates.get_last_lr() == pytest.approx([0.002] * 12)
+    assert {group["momentum"] for group in rates.optimizer.param_groups} == {0.9}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert FedA2L(sgd(small()), preset="reference").get_last_lr() == [0.01] * 3
+        assert FedA2L(sgd(deep())).get_last_lr() == [0.01] * 12
+
+
+def test_warm_up_factors_apply_at_construction():
+    model = nn.ModuleDict({"conv": nn.Linear(2, 2), "bn": nn.Linear(2, 2)})
+    assert FedA2L(sgd(model), warmup_factor=0.1, bn_warmup_factor=0.5).get_last_lr() == pytest.approx([0.001, 0.0005])
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"), [("window", 1), ("balance", 2.0), ("newest", "last"), ("preset", "papre"), ("lr_clip", (1, 0))]
+)
+def test_bad_knobs_leave_the_optimizer_alone(knob, value):
+    optimizer = sgd(small())
+    with pytest.raises(FedA2LError, match=knob):
+        FedA2L(optimizer, warmup_factor=0.5, **{knob: value})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01] * 3
+
+
+def test_only_the_weight_is_measured_with_preset_reference():
+    model, other = small(), small()
+    rates, others = FedA2L(sgd(model), preset="reference"), FedA2L(sgd(other), preset="reference")
+    with torch.no_grad():
+        other[0].bias.add_(100)
+    play(model, rates, range(3))
+    play(other, others, range(3))
+    assert rates.last["0"][2:] == others.last["0"][2:]
+    full, shifted = FedA2L(sgd(model)), FedA2L(sgd(other))
+    play(model, full, range(3))
+    play(other, shifted, range(3))
+    assert full.last["0"].divergence > 2 * shifted.last["0"].divergence
+
+
+# odd models
+
+
+def test_zero_initialised_layers_stay_finite():
+    model = small()
+    nn.init.zeros_(model[3].weight)
+    nn.init.zeros_(model[3].bias)
+    for preset in ("paper", "reference"):
+        rates = FedA2L(sgd(model), preset=preset, **KNOBS)
+        found = play(model, rates, range(30))
+        assert all(0 < rate <= 0.02 for row in found for rate in row)
+
+
+def test_tied_weights_are_one_layer():
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3, bias=False)})
+    model["b"].weight = model["a"].weight
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(6))
+    assert list(rates.last) == ["a"]
+
+
+def test_attention_bare_parameters_and_compiled_parts():
+    model = nn.TransformerEncoderLayer(8, 2, 16)
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model)
+    rates = FedA2L(torch.optim.AdamW(layer_groups(compiled), lr=0.01), **KNOBS)
+    expected = FedA2L(torch.optim.AdamW(layer_groups(plain), lr=0.01), **KNOBS)
+    assert play(model, rates, range(12)) == play(plain, expected, range(12))
+    assert "self_attn.in_proj_weight" in rates.last
+    assert not any("_orig_mod" in name for name in rates.last)
+    rates.load_state_dict(expected.state_dict())  # a compiled model goes on where a plain one stopped
+
+
+def test_groups_of_others_are_left_alone():
+    model, extra = small(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([{"params": [extra], "lr": 7.0}, *layer_groups(model)], lr=0.01)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 8.0})
+    rates = FedA2L(optimizer, **KNOBS)
+    extra.data.fill_(torch.nan)
+    found = play(model, rates, range(12))
+    plain = small()
+    assert [row[1:4] for row in found] == play(plain, FedA2L(sgd(plain), **KNOBS), range(12))
+    assert [(row[0], row[4]) for row in found] == [(7.0, 8.0)] * 12
+    assert list(rates.last) == ["0", "1", "3"]
+
+
+def test_frozen_layers_keep_their_rate():
+    model, plain = small(), small()
+    model[1].requires_grad_(False)
+    rates = FedA2L(sgd(model), **KNOBS)
+    assert len(rates.get_last_lr()) == 2
+    model = small()
+    rates, plain_rates = FedA2L(sgd(model), **KNOBS), FedA2L(sgd(plain), **KNOBS)
+    play(model, rates, range(12))
+    play(plain, plain_rates, range(12))
+    kept = rates.last["0"]
+    model[0].requires_grad_(False)
+    found, expected = play(model, rates, range(12, 21)), play(plain, plain_rates, range(12, 21))
+    assert {row[0] for row in found} == {kept.rate}
+    assert rates.last["0"] == kept
+    assert [row[1:] for row in found] == [row[1:] for row in expected]
+    model[0].requires_grad_(True)
+    play(model, rates, range(21, 24))
+    assert rates.last["0"].rate != kept.rate
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("device", DEVICES)
+def test_half_precision_is_measured_in_float32(dtype, device):
+    model = nn.Linear(64, 64, bias=False).to(device, dtype)
+    nn.init.constant_(model.weight, 60.0)  # the sum of squares is beyond float16
+    rates = FedA2L(sgd(model), threshold=0.3)
+    rates.begin_round()
+    with torch.no_grad():
+        model.weight[0] += 1
+    rates.end_training()
+    with torch.no_grad():
+        model.weight[:2] += 0.5
+    rates.step()
+    (last,) = rates.last.values()
+    assert last.divergence == pytest.approx(8 / (64 * 60), rel=1e-6)  # 1/480, which float16 and bfloat16 round
+    assert last.stability == 62 / 64
+
+
+def test_mixed_types_within_a_layer():
+    model = nn.Linear(4, 4).to(torch.bfloat16)
+    model.bias.data = model.bias.data.float()
+    found = play(model, FedA2L(sgd(model), **KNOBS), range(15))
+    assert all(math.isfinite(rate) for row in found for rate in row)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_of_an_open_round(device):
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100)).to(device)
+    rates = FedA2L(sgd(model), **KNOBS)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    for calls, copies in [(range(1), 1), (range(1, 2), 1), (range(2, 3), 0)]:
+        play(model, rates, calls)
+        assert sum(tensor.numel() for tensor in rates.state_dict()["kept"]) == copies * size
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_one_wait_for_the_device_a_call():
+    model = deep().cuda()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(3))
+    for call in (rates.begin_round, rates.end_training, rates.step):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            call()
+            torch.cuda.set_sync_debug_mode("default")
+        assert len([warning for warning in caught if "called a synchronizing" in str(warning.message)]) <= 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_same_rates_on_a_gpu():
+    model, other = small().double(), small().double().cuda()
+    rates, others = FedA2L(sgd(model), **KNOBS), FedA2L(sgd(other), **KNOBS)
+    for ours, theirs in zip(play(model, rates, range(30)), play(other, others, range(30)), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+    others.load_state_dict(rates.state_dict())
+
+
+# order and failure
+
+
+@pytest.mark.parametrize("done", range(3))
+def test_calls_out_of_order_change_nothing(done):
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(9 + done))
+    before = snapshot(rates)
+    expected = ("begin_round", "end_training", "step")[done]
+    for call in {"begin_round", "end_training", "step"} - {expected}:
+        with pytest.raises(FedA2LError, match=rf"{call}\(\) in round 4, where {expected}\(\) comes next"):
+            getattr(rates, call)()
+    assert snapshot(rates) == before
+    play(model, rates, range(9 + done, 15))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tensor", ["weight", "bias"])
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+@pytest.mark.parametrize("done", range(3))
+def test_a_state_that_is_not_finite_changes_nothing(done, bad, tensor, preset):
+    model, plain = small(), small()
+    rates, plain_rates = (FedA2L(sgd(m), preset=preset, **KNOBS) for m in (model, plain))
+    play(model, rates, range(9 + done))
+    play(plain, plain_rates, range(9 + done))
+    before = snapshot(rates)
+    entry = getattr(model[3], tensor).data.view(-1)[1]
+    kept = entry.clone()
+    entry.fill_(bad)
+    state, call = (("base", rates.begin_round), ("trained", rates.end_training), ("aggregated", rates.step))[done]
+    for _ in range(2):
+        with pytest.raises(FedA2LError, match=f"layer 3: .* in its {state} state in round 4"):
+            call()
+        assert snapshot(rates) == before
+    entry.copy_(kept)
+    assert play(model, rates, range(9 + done, 18)) == play(plain, plain_rates, range(9 + done, 18))
+
+
+def test_an_overflow_is_reported():
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    rates.begin_round()
+    model[0].weight.data.fill_(1e30)
+    with pytest.raises(FedA2LError, match="layer 0"):
+        rates.end_training()
+
+
+@pytest.mark.parametrize("done", range(3))
+def test_a_changed_shape_changes_nothing(done):
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(9 + done))
+    before, weight = snapshot(rates), model[0].weight.data
+    model[0].weight.data = weight.T.contiguous()  # as many numbers as before
+    with pytest.raises(FedA2LError, match=r"layer 0: .*'0.weight': \[5, 6\].*'0.weight': \[6, 5\]"):
+        (rates.begin_round, rates.end_training, rates.step)[done]()
+    assert snapshot(rates) == before
+    model[0].weight.data = weight
+    play(model, rates, range(9 + done, 15))
+
+
+def test_an_optimizer_without_layer_groups():
+    model = small()
+    with pytest.raises(FedA2LError, match=r"SGD has no layer groups: .*layer_groups"):
+        FedA2L(torch.optim.SGD(model.parameters(), lr=0.01))
+    with pytest.raises(FedA2LError, match="no layer groups"):
+        FedA2L(model)
+    with pytest.raises(FedA2LError, match='2 layer groups are named "0"'):
+        FedA2L(torch.optim.SGD([*layer_groups(small()), *layer_groups(small())], lr=0.01))
+    groups = layer_groups(model)
+    groups[0]["tensors"].pop()
+    with pytest.raises(FedA2LError, match="layer 0: 1 tensor names for 2 parameters"):
+        FedA2L(torch.optim.SGD(groups, lr=0.01))
+
+
+def test_layer_groups_that_come_later():
+    model = small()
+    optimizer = sgd(model)
+    rates = FedA2L(optimizer, **KNOBS)
+    optimizer.add_param_group(layer_groups(nn.ModuleDict({"late": nn.Linear(2, 2)}))[0])
+    with pytest.raises(FedA2LError, match="differ in late"):
+        rates.begin_round()
+
+
+# skipped rounds
+
+
+@pytest.mark.parametrize("done", range(3))
+def test_a_skipped_round_stores_nothing_and_counts(done):
+    model, plain = small(), small()
+    rates, expected = FedA2L(sgd(model), **KNOBS), FedA2L(sgd(plain), **KNOBS)
+    play(model, rates, range(12))
+    play(plain, expected, range(12))
+    before = rates.get_last_lr(), rates.last, rates.state_dict()["rates"]
+    base = copy.deepcopy(model.state_dict())
+    play(model, rates, range(12, 12 + done))
+    rates.skip_round()
+    model.load_state_dict(base)
+    assert (rates.get_last_lr(), rates.last) == before[:2]
+    assert all(torch.equal(a, b) for a, b in zip(rates.state_dict()["rates"].values(), before[2].values(), strict=True))
+    assert rates.state_dict()["kept"] == []
+    ours, theirs = play(model, rates, range(12, 15))[-1], play(plain, expected, range(12, 15))[-1]
+    later = (1 + 0.3 * 6) ** -0.5 / (1 + 0.3 * 5) ** -0.5  # round 6 decays a little more than round 5
+    assert ours == pytest.approx([rate * later for rate in theirs], rel=1e-14)
+
+
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+def test_a_node_that_was_offline_from_the_start(preset):
+    model = small()
+    rates = FedA2L(sgd(model), preset=preset, **KNOBS)
+    for _ in range(20):
+        rates.skip_round()
+    found = play(model, rates, range(3))
+    decay = (1 + 0.3 * 21) ** -0.5 if preset == "paper" else 1
+    assert found[-1] == pytest.approx([0.01 * decay] * 3)  # nothing to compare with: m = 1
+
+
+# restart
+
+
+@pytest.mark.parametrize("stop", range(1, 16))
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+@pytest.mark.parametrize("order", ["rates last", "rates first", "built on a loaded optimizer"])
+def test_stopped_after_any_call_and_restored(stop, preset, order):
+    model = small()
+    rates = FedA2L(sgd(model), preset=preset, warmup_factor=0.5, **KNOBS)
+    expected = play(model, rates, range(24))
+
+    model = small()
+    rates = FedA2L(sgd(model), preset=preset, warmup_factor=0.5, **KNOBS)
+    play(model, rates, range(stop))
+    last = rates.last
+    file = io.BytesIO()
+    torch.save([model.state_dict(), rates.optimizer.state_dict(), rates.state_dict()], file)
+    play(model, rates, range(stop, stop + 4))  # what happens later is not in the file
+
+    file.seek(0)
+    model_state, optimizer_state, rates_state = torch.load(file, weights_only=True)
+    assert all(isinstance(leaf, torch.Tensor | int | float) for leaf in all_leaves(rates_state))
+    model = small()
+    move(model, 1.0, 99)
+    optimizer = sgd(model)
+    if order == "built on a loaded optimizer":
+        optimizer.load_state_dict(optimizer_state)
+    rates = FedA2L(optimizer, preset=preset, warmup_factor=0.5, **KNOBS)
+    if order == "rates first":
+        rates.load_state_dict(rates_state)
+    model.load_state_dict(model_state)
+    optimizer.load_state_dict(optimizer_state)
+    if order != "rates first":
+        rates.load_state_dict(rates_state)
+    assert rates.get_last_lr() == expected[stop - 1]
+    assert rates.last == last
+    assert play(model, rates, range(stop, 24)) == expected[stop:]
+
+
+def test_loading_writes_the_rates():
+    model, fresh = small(), small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(12))
+    restored = FedA2L(sgd(fresh), **KNOBS)
+    restored.load_state_dict(rates.state_dict())
+    assert restored.get_last_lr() == rates.get_last_lr() != [0.01] * 3
+    assert snapshot(restored) == snapshot(rates)
+
+
+@pytest.mark.parametrize("calls", [12, 13])
+def test_a_state_of_another_model_changes_nothing(calls):
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(8))
+    before = snapshot(rates)
+
+    def state_of(other: nn.Module, **knobs) -> dict:
+        others = FedA2L(sgd(other), **KNOBS, **knobs)
+        play(other, others, range(calls))
+        return others.state_dict()
+
+    wider = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    bad = {
+        "differ in": state_of(deep()),
+        "layer 0: ": state_of(wider),
+        "not a state of FedA2L": {},
+        r"KeyError: 'adaptations'": (broken := state_of(small())),
+        "not a state": {**state_of(small()), "round": "three"},
+    }
+    del broken["rates"]["adaptations"]
+    if calls == 13:
+        bad["`measured`"] = state_of(small(), measured="weight")
+    for words, state in bad.items():
+        with pytest.raises(FedA2LError, match=words):
+            rates.load_state_dict(state)
+        assert snapshot(rates) == before
+    rates.load_state_dict(state_of(small()))
+
+
+def test_a_state_keeps_its_values():
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(13))
+    state = rates.state_dict()
+    frozen = copy.deepcopy(state)
+    play(model, rates, range(13, 20))
+    other = FedA2L(sgd(small()), **KNOBS)
+    other.load_state_dict(state)
+    other.skip_round()
+    for old, new in zip(all_leaves(frozen), all_leaves(state), strict=True):
+        assert torch.equal(torch.as_tensor(old), torch.as_tensor(new))
