@@ -128,8 +128,9 @@ class Pack:
         for assembled, folder in self.members:
             summary = summarise(assembled, folder, pack=len(self.members))
             if assembled.simulation.diverged is None:
-                accuracy = simulator.class_accuracy(assembled.simulation)
-                summary["class_accuracy"] = dict(zip(assembled.images.class_names, accuracy, strict=True))
+                by_class = simulator.evaluate(assembled.simulation).get("class_accuracy")
+                if by_class:
+                    summary["class_accuracy"] = dict(zip(assembled.images.class_names, by_class, strict=True))
             else:
                 failures.append(RunFailed(_diverged(assembled)))
             folder.write_tables()

@@ -92,17 +92,19 @@ class Simulator:
         scores = self.engine.score(list(jobs))
         return {run: {key: [scores[i] for i in ids] for key, ids in parts.items()} for run, parts in wanted.items()}
 
-    def class_accuracy(self, simulation: Simulation) -> list[float | None]:
-        """The accuracy on each class of the test set, the mean over nodes; None for a class that has no sample."""
-        simulation.compare()
-        distinct = sorted(set(simulation.same))
-        jobs = [ScoreJob(simulation.start + node, simulation.number, node, local=False) for node in distinct]
+    def evaluate(self, simulation: Simulation) -> dict[str, Any]:
+        """The scores of a run's aggregated models as they stand, and the accuracy by class (mean over nodes)."""
         with one_thread():
-            scores = dict(zip(distinct, self.engine.score(jobs), strict=True))
+            simulation.compare()
+            scores = self._evaluate([simulation])[simulation.number]
+        record: dict[str, Any] = {"round": simulation.round, "nodes": {}}
+        _add_scores(simulation, record, scores)
         member = simulation.member
-        counts = torch.bincount(member.test.y, minlength=member.classes).tolist()
-        right = [_mean([scores[node].correct[c] for node in simulation.same]) for c in range(member.classes)]
-        return [hits / count if count else None for hits, count in zip(right, counts, strict=True)]
+        if "global" in scores:
+            counts = torch.bincount(member.test.y, minlength=member.classes).tolist()
+            right = [_mean([score.correct[c] for score in scores["global"]]) for c in range(member.classes)]
+            record["class_accuracy"] = [hits / n if n else None for hits, n in zip(right, counts, strict=True)]
+        return record
 
 
 def _record(simulation: Simulation, losses: list[float], layers: dict[str, Any]) -> dict[str, Any]:

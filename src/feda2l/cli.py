@@ -1,0 +1,234 @@
+"""The command line: parse, call, print."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.table import Table
+
+import feda2l
+from feda2l.errors import FedA2LError, RunFailed
+
+app = App(name="feda2l", version=feda2l.__version__, help="Decentralized federated learning with layer-wise rates.")
+data_app = App(name="data", help="Data sets: download them, or check what is there.")
+app.command(data_app)
+
+Set = Annotated[list[str] | None, Parameter(name="--set", negative=(), help="override a key of the spec: key=value")]
+DataFolder = Annotated[
+    Path | None, Parameter(name="--data", help="folder of data sets; else FEDA2L_DATA, else a cache")
+]
+
+
+@app.command
+def demo(*, out: Path = Path("runs/demo"), seeds: int = 3) -> None:
+    """Ten nodes learn digits without a server: six rate rules side by side, in under a minute."""
+    from feda2l.report.demo import demo
+
+    if seeds < 1:
+        raise FedA2LError(f"--seeds {seeds}: at least one seed is needed")
+    demo(out, seeds)
+
+
+@app.command
+def run(
+    spec: Path | None = None,
+    *,
+    set_: Set = None,
+    out: Path | None = None,
+    resume: bool = False,
+    data: DataFolder = None,
+    show_partition: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Run a spec. Without a file it is the default: digits, 10 nodes, FedAvg with FedA2L.
+
+    Parameters
+    ----------
+    spec
+        TOML file; it holds only what differs from the defaults
+    out
+        the run folder itself (default runs/NAME)
+    resume
+        go on where the run in the folder stopped; also with more rounds
+    show_partition
+        print and plot who holds what, and stop
+    quiet
+        no progress
+    """
+    from feda2l.experiment.run import run
+    from feda2l.experiment.spec import Spec
+
+    sets = set_ or []
+    wanted = Spec.load(spec, sets) if spec else Spec.parse({}, "spec", sets)
+    if show_partition:
+        _show_partition(wanted, data, out)
+        return
+    if resume and out is None:
+        out = Path("runs") / wanted.name
+    done = run(wanted, out=out, resume=resume, data=data, progress=not quiet)
+    summary = done.summary
+    _print_summary(summary, done.path)
+    if (target := summary.get("target")) and target["round"] is None:
+        raise RunFailed(
+            f"evaluation.target = {target['accuracy']:g} was never reached in {summary['rounds']} rounds (trailing "
+            f"mean over {target['smoothing']} evaluations); the run is complete, its records are in {done.path}"
+        )
+
+
+@app.command(name="list")
+def list_(what: Literal["algorithms", "rates", "topologies", "datasets", "models"] | None = None, /) -> None:
+    """What there is: algorithms, rate rules, topologies, data sets, models."""
+    from feda2l.report.catalogue import catalogue
+
+    for table in catalogue(what):
+        Console().print(table)
+
+
+@data_app.command
+def fetch(name: str, *, data: DataFolder = None) -> None:
+    """Download a data set, check it and unpack it."""
+    from feda2l.data import fetch
+
+    print(f"{name}: {fetch(name, data)}")
+
+
+@data_app.command
+def verify(name: str, *, data: DataFolder = None) -> None:
+    """Say whether a data set's files are there, whole, and the official bytes."""
+    from feda2l.data import verify
+
+    verdict = verify(name, data)
+    print("\n".join(verdict.lines))
+    if not verdict.ok:
+        raise RunFailed(f"{name}: the files are not usable as they are")
+    print(f"{name}: official bytes" if verdict.official else f"{name}: usable; not known to be the official bytes")
+
+
+@app.command
+def evaluate(run: Path, *, node: int | None = None, data: DataFolder = None) -> None:
+    """Score a run's models on the test set again: every node's and the mean model's.
+
+    Parameters
+    ----------
+    run
+        the run folder
+    node
+        this node only
+    """
+    from feda2l.experiment.evaluate import evaluate
+
+    Console().print(_scores(evaluate(run, data), node))
+
+
+@app.command
+def export(run: Path, *, node: int | None = None, out: Path | None = None) -> None:
+    """Write a run's model as safetensors: the mean model, or one node's.
+
+    Parameters
+    ----------
+    run
+        the run folder
+    node
+        this node's model in place of the mean
+    out
+        the file (default model.safetensors or node-I.safetensors in the run folder)
+    """
+    from safetensors.torch import save
+
+    from feda2l.experiment.run import Run
+
+    done = Run(run)
+    state = {name: value.contiguous() for name, value in done.state(node).items()}
+    path = out or run / ("model.safetensors" if node is None else f"node-{node}.safetensors")
+    try:
+        path.write_bytes(save(state))
+    except OSError as error:
+        raise RunFailed(f"--out {path}: cannot be written: {error.strerror}") from error
+    print(f"{path}: {sum(value.numel() for value in state.values()):,} values in {len(state)} tensors")
+
+
+@app.command
+def bench(*, only: list[str] | None = None, json: Path | None = None) -> None:
+    """This engine beside a plain PyTorch loop, both from one run.
+
+    Parameters
+    ----------
+    only
+        works to run: cnn-cifar-b10, digits, adapt, mixing (default all)
+    json
+        write the figures to this file too
+    """
+    from feda2l.bench import bench
+
+    bench(only or (), json)
+
+
+def main() -> None:
+    """Entry point: a user's mistake ends in a message and exit code 2, a failed run in exit code 1."""
+    try:
+        app(exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _fail(f"{error}\nfeda2l --help tells what there is", 2)
+    except FedA2LError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted; go on with --resume", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"feda2l: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _show_partition(spec: Any, data: Path | None, out: Path | None) -> None:
+    from feda2l.data import load
+    from feda2l.data.partition import table
+    from feda2l.experiment.assemble import partition_of
+    from feda2l.report.plots import plot_partition
+    from feda2l.report.tables import partition_table
+
+    images = load(spec.data.name, data)
+    counts = table(images.train_y, partition_of(spec, images), images.classes)
+    Console().print(partition_table(counts, images.class_names))
+    path = Path(f"{spec.name}-partition.png") if out is None else Path(f"{out}-partition.png")
+    title = f"{spec.data.name}, {spec.data.nodes} nodes, {spec.data.partition}"
+    plot_partition(counts, images.class_names, title, path)
+    print(f"figure: {path}")
+
+
+def _print_summary(summary: dict[str, Any], path: Path) -> None:
+    accuracy, final = summary["accuracy"], summary["final"]
+    lines = [
+        f"{summary['name']}: {summary['rounds']} rounds, accuracy {accuracy['final']:.4f} "
+        f"(nodes: std {final['accuracy_std']:.4f}, worst {final['accuracy_worst']:.4f}), "
+        f"best {accuracy['best']:.4f} in round {accuracy['best_round']}"
+    ]
+    if (target := summary.get("target")) and target["round"]:
+        time = f" after {target['seconds']:.1f} s" if "seconds" in target else ""
+        lines.append(f"target {target['accuracy']:g} reached in round {target['round']}{time}")
+    seconds = summary["seconds"]
+    parts = ", ".join(f"{part} {seconds[part]:.1f}" for part in seconds)
+    lines += [f"seconds: {parts}; sent {summary['bytes_sent'] / 1e6:,.1f} MB", f"records: {path}"]
+    print("\n".join(lines))
+
+
+def _scores(scores: dict[str, Any], node: int | None) -> Table:
+    nodes = scores["nodes"]["accuracy"]
+    if node is not None and not 0 <= node < len(nodes):
+        raise FedA2LError(f"--node {node}: the run has nodes 0 to {len(nodes) - 1}")
+    table = Table(title=f"after round {scores['round']}")
+    for column in ("model", "accuracy", "loss"):
+        table.add_column(column, justify="right" if column != "model" else "left")
+    for number, (accuracy, loss) in enumerate(zip(nodes, scores["nodes"]["test_loss"], strict=True)):
+        if node in (None, number):
+            table.add_row(f"node {number}", f"{accuracy:.4f}", f"{loss:.4f}")
+    if node is None:
+        table.add_row("mean of nodes", f"{scores['accuracy']:.4f}", f"{scores['test_loss']:.4f}", style="bold")
+        if "mean_model_accuracy" in scores:
+            table.add_row("mean model", f"{scores['mean_model_accuracy']:.4f}", f"{scores['mean_model_loss']:.4f}")
+    return table

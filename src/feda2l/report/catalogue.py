@@ -1,0 +1,67 @@
+"""What there is, from the tables that the code itself looks names up in."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rich.table import Table
+
+from feda2l.algorithms import ALGORITHMS
+from feda2l.data import CATALOG
+from feda2l.models import MODELS
+from feda2l.rates import RULES
+from feda2l.rates.feda2l import FedA2LRule
+from feda2l.topology import TOPOLOGIES
+
+
+def catalogue(what: str | None = None) -> list[Table]:
+    """One table a kind, or the one asked for."""
+    tables: dict[str, Callable[[], Table]] = {
+        "algorithms": lambda: _table(
+            "algorithms",
+            ("name", "what it is", "reference", "parameters"),
+            ((name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()),
+        ),
+        "rates": lambda: _table(
+            "rates",
+            ("name", "what it is", "parameters"),
+            ((name, kind.summary, _parameters(kind)) for name, kind in RULES.items()),
+        ),
+        "topologies": lambda: _table(
+            "topologies", ("name", "what it is"), ((name, text) for name, (_, text) in TOPOLOGIES.items())
+        ),
+        "datasets": lambda: _table(
+            "datasets",
+            ("name", "what it is", "model", "source"),
+            ((entry.name, entry.description, entry.model, entry.source) for entry in CATALOG.values()),
+        ),
+        "models": lambda: _table(
+            "models",
+            ("name", "what it is"),
+            [
+                *((name, (make.__doc__ or "").splitlines()[0]) for name, make in MODELS.items()),
+                ('"package.module:Class"', "your own torch.nn.Module"),
+            ],
+        ),
+    }
+    return [make() for name, make in tables.items() if what in (None, name)]
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _parameters(kind: Any) -> str:
+    """The parameters with their defaults; a control of FedA2L has FedA2L's, and only its own are listed."""
+    if issubclass(kind, FedA2LRule) and kind is not FedA2LRule:
+        own = {field.name for field in dataclasses.fields(kind)} - {
+            field.name for field in dataclasses.fields(FedA2LRule)
+        }
+        return ", ".join(["as feda2l", *sorted(own)])
+    shown = {field.name: field.default for field in dataclasses.fields(kind)}
+    return ", ".join(name if value is None else f"{name}={value}" for name, value in shown.items())

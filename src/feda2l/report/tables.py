@@ -1,0 +1,54 @@
+"""Tables for a terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from feda2l.report.metrics import mean_and_std, rounds_over_seeds
+
+
+def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rounds: int, seconds: float) -> Table:
+    """One row a method: rounds to target, best accuracy and time, over the summaries of its seeds."""
+    count = sum(len(summaries) for summaries in runs.values())
+    table = Table(title=f"rounds to {target:.0%} and best accuracy over {max(map(len, runs.values()))} seeds")
+    table.add_column("rate rule")
+    for column in ("reached", "median", "mean ± std", "best, %", "worst, %", "s a run"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, summaries in runs.items():
+        finished = [summary for summary in summaries if summary["status"] == "finished"]
+        if not finished:
+            table.add_row(name, "diverged")
+            continue
+        reach = rounds_over_seeds([summary["target"]["round"] for summary in finished])
+        best = [100 * summary["accuracy"]["best"] for summary in finished]
+        mean, std = mean_and_std(best)
+        median = f"> {rounds}" if reach.median is None else f"{reach.median:g}"
+        spread = "" if reach.mean is None else f"{reach.mean:.1f} ± {reach.std or 0:.1f}"
+        table.add_row(
+            name,
+            f"{reach.reached} of {len(summaries)}",
+            median,
+            spread,
+            f"{mean:.2f} ± {std:.2f}",
+            f"{min(best):.2f}",
+            f"{seconds / count:.2f}",
+        )
+    return table
+
+
+def partition_table(counts: NDArray[np.int64], class_names: Sequence[str]) -> Table:
+    """Who holds what: nodes x classes; many classes are shown as a count of those held."""
+    table = Table(title="samples of each class at each node")
+    table.add_column("node", justify="right")
+    wide = len(class_names) > 20
+    for name in ("classes held", "largest class") if wide else class_names:
+        table.add_column(name, justify="right")
+    table.add_column("all", justify="right")
+    for node, row in enumerate(counts):
+        largest = f"{class_names[int(row.argmax())]} ({row.max()})"
+        cells = [str((row > 0).sum()), largest] if wide else [str(value) if value else "." for value in row]
+        table.add_row(str(node), *cells, str(row.sum()))
+    return table
