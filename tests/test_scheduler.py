@@ -73,7 +73,7 @@ def test_rates_of_a_round_by_hand():
     model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
     optimizer = torch.optim.SGD(layer_groups(model), lr=0.01)
     rates = FedA2L(optimizer, warmup_rounds=1, window=5, decay=0.3)
-    rounds = [((1, 2, 2), (1, 2, 2.3), (1.0005, 2, 2.2)), ((1, 2, 2), (1, 2, 2.6), (1.0005, 2.1, 2.2))]
+    rounds = [((1, 2, 2), (1, 2, 2.3), (1.0005, 2, 2.2)), ((1, 2, 2), (1, 2, 2.6), (1.5, 2.1, 2.6))]
     for states in rounds:
         for state, call in zip(states, (rates.begin_round, rates.end_training, rates.step), strict=True):
             model.weight.data = torch.tensor([state], dtype=torch.float64)
@@ -229,6 +229,19 @@ def test_only_the_weight_is_measured_with_preset_reference():
 
 
 # odd models
+
+
+@pytest.mark.parametrize(("preset", "sigma"), [("paper", 3 / 1e-8), ("reference", 3 / 2e-8)])
+def test_divergence_from_zero(preset, sigma):
+    """||T|| = 3 from B = 0 of four numbers: eps beside the norm, or in each of the four coordinates."""
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    rates = FedA2L(sgd(model), preset=preset)
+    rates.begin_round()
+    model.weight.data = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
+    rates.end_training()
+    rates.step()
+    assert rates.last["model"].divergence == pytest.approx(sigma)
 
 
 def test_zero_initialised_layers_stay_finite():

@@ -126,6 +126,9 @@ def test_shuffled_has_the_same_values_in_other_places():
     assert any(not torch.equal(a, b) for a, b in zip(own, shuffled, strict=True))
     for a, b in zip(own, shuffled, strict=True):
         assert torch.equal(a.sort(dim=1).values, b.sort(dim=1).values)
+    adapted = zip(own[4:], shuffled[4:], strict=True)
+    origins = [tuple(a[n].tolist().index(m) for m in b[n].tolist()) for a, b in adapted for n in range(NODES)]
+    assert len(set(origins)) > 0.9 * len(origins)  # another permutation for every node and round
 
 
 def test_model_level_has_one_value_a_node():
