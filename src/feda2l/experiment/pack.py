@@ -20,7 +20,7 @@ from feda2l.simulate.checkpoint import restore, save_checkpoint
 from feda2l.simulate.pool import default_processes
 from feda2l.simulate.simulator import Completed, Simulator
 
-OnRound = Callable[[str, dict[str, Any]], None]
+OnRound = Callable[[dict[str, Any]], None]
 
 
 class Pack:
@@ -34,23 +34,20 @@ class Pack:
         on_round: OnRound | None,
         progress: bool,
     ) -> None:
-        self.on_round, self.shown = on_round, progress
+        self.resume, self.on_round, self.shown = resume, on_round, progress
         self.members: list[tuple[Assembled, RunFolder]] = []
         self.notes: list[str] = []
         for spec, folder in runs:
             saved = saved_spec(folder) if resume else None
-            if saved is None and resume:
-                self.notes.append(f"{folder.path}: nothing to resume yet, starting at round 1")
             assembled = assemble(continued(spec, saved), data)
             if saved is not None:
                 check_same_run(assembled.spec, saved, folder)
                 if finished(folder, assembled.spec):
                     self.notes.append(f"{folder.path}: already finished, nothing to do")
                     continue
-            elif folder.path.exists() and any(folder.path.iterdir()):
-                raise FedA2LError(
-                    f"--out {folder.path}: the folder is not empty; go on in it with --resume or choose another"
-                )
+            elif folder.occupied:
+                what = "is no run folder (no spec.toml)" if resume else "is not empty: go on in it with --resume"
+                raise FedA2LError(f"--out {folder.path}: the folder {what}, or choose another")
             self.members.append((assembled, folder))
 
     def run(self) -> list[RunFailed]:
@@ -78,6 +75,8 @@ class Pack:
         if folder.checkpoint.exists():
             restore(simulation, folder.checkpoint)
             self.notes.append(f"{folder.path}: going on after round {simulation.round}")
+        elif self.resume:
+            self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
         folder.cut_back(simulation.round)
         folder.summary.unlink(missing_ok=True)
         folder.write(folder.spec, assembled.spec.to_toml())
@@ -113,7 +112,7 @@ class Pack:
         timing = {"round": done.simulation.round, **done.seconds, "pack": len(self.members)}
         folder.append(done.record, timing)
         if self.on_round:
-            self.on_round(done.simulation.name, done.record)
+            self.on_round({"name": done.simulation.name, **done.record})
 
     def _save(self) -> None:
         for assembled, folder in self.members:

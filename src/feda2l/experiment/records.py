@@ -29,6 +29,11 @@ class RunFolder:
     def started(self) -> bool:
         return self.spec.exists()
 
+    @property
+    def occupied(self) -> bool:
+        """Does the folder hold anything but what a killed process had half written?"""
+        return self.path.is_dir() and any(path.suffix != ".partial" for path in self.path.iterdir())
+
     def open(self) -> None:
         """Make the folder and take it for this process; a second one is refused."""
         try:

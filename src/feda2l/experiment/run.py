@@ -123,7 +123,8 @@ def run(
 
     Packed runs train as one population where they share data and model: a study fills the machine even when one
     run cannot. `out` is the run folder itself (for a list: the folder of run folders), by default `runs/NAME`.
-    `on_round(name, record)` is called after every round of every run.
+    `on_round(record)` is called after every round of every run; the record is a line of `rounds.jsonl` and the run's
+    `name`.
     """
     single = isinstance(specs, Spec | Mapping | str | Path)
     listed = [specs] if isinstance(specs, Spec | Mapping | str | Path) else list(specs)

@@ -1,8 +1,10 @@
 """A run's specification: one frozen model, TOML on disk, errors that name the file, the key and the right word."""
 
 import dataclasses
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -10,11 +12,14 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
 
 from feda2l.algorithms import ALGORITHMS, Algorithm
+from feda2l.data import CATALOG
 from feda2l.errors import FedA2LError
 from feda2l.layers import Granularity
+from feda2l.models import MODELS
 from feda2l.names import look_up, nearest
 from feda2l.rates import RULES, Rule
 from feda2l.rates.feda2l import DEEP, FedA2LRule
+from feda2l.topology import TOPOLOGIES
 
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -27,6 +32,28 @@ class Section(BaseModel):
     """A table of the spec; what it does not know, it refuses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a spec was given: a file, and the override of each key that has one.
+
+    No field counts in comparisons: specs are equal whatever they were read from.
+    """
+
+    name: str = dataclasses.field(default="spec", compare=False)
+    sets: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    def of(self, key: str) -> str:
+        """The override that set a key (or its section, or what is in it), else the file."""
+        inside = (text for own, text in self.sets.items() if f"{own}.".startswith(f"{key}."))
+        above = (text for own, text in self.sets.items() if key.startswith(f"{own}."))
+        return next(inside, next(above, self.name))
+
+    def before(self, message: str) -> str:
+        """The message after the source of the keys that it names."""
+        keys = re.findall(r"[a-z_]+\.[a-z_]+", message)
+        return f"{next((self.sets[key] for key in keys if key in self.sets), self.name)}: {message}"
 
 
 class DataSpec(Section):
@@ -46,6 +73,11 @@ class DataSpec(Section):
         default=None, description="fewest samples of a node; default batch_size / (1 - train_fraction)"
     )
 
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        look_up(self.name, CATALOG, "data.name")
+        return self
+
 
 class ModelSpec(Section):
     """What is trained."""
@@ -53,6 +85,12 @@ class ModelSpec(Section):
     name: str | None = Field(default=None, description='model, or "package.module:Class"; default fits the data set')
     init: Literal["common", "per_node"] = Field(default="common", description="one start for all nodes, or one each")
     loss: str = Field(default="cross_entropy", description='or "package.module:function" of (outputs, targets)')
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.name and ":" not in self.name:
+            look_up(self.name, MODELS, "model.name")
+        return self
 
 
 class TopologySpec(Section):
@@ -64,6 +102,11 @@ class TopologySpec(Section):
     p: float = Field(default=0.3, description="of erdos_renyi: probability of an edge")
     seed: int = Field(default=1, ge=0, description="of random graphs")
     file: str | None = Field(default=None, description="of file: an edge list or an adjacency matrix")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        look_up(self.name, TOPOLOGIES, "topology.name")
+        return self
 
 
 class NamedSection(Section):
@@ -167,19 +210,23 @@ class Spec(Section):
     training: TrainingSpec = Field(default_factory=TrainingSpec)
     evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
     runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
+    _source: Source = PrivateAttr(default_factory=Source)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
         """A spec from plain values and `key=value` overrides; every mistake in it is named at once."""
-        values, origins = _with_sets(values, sets)
+        values, given = _with_sets(values, sets)
+        origin = Source(source, given)
         try:
-            return cls.model_validate(values)
+            spec = cls.model_validate(values)
+            spec._source = origin
+            return spec
         except _Nested as nested:
-            problems = _explain(nested.error, nested.section, nested.known, origins, source)
+            problems = _explain(nested.error, nested.section, nested.known, origin)
         except ValidationError as error:
-            problems = _explain(error, "", [], origins, source)
+            problems = _explain(error, "", [], origin)
         except FedA2LError as error:
-            problems = [f"{_origin(str(error).split(' ')[0], origins, source)}: {error}"]
+            problems = [origin.before(str(error))]
         raise FedA2LError("\n".join(problems))
 
     @classmethod
@@ -204,6 +251,14 @@ class Spec(Section):
         values = self.model_dump() | {"rates": rates, "training": training, "algorithm": algorithm}
         values["model"] |= {"name": model}
         return Spec.model_validate(values)
+
+    @contextmanager
+    def at_fault(self) -> Iterator[None]:
+        """Mistakes that show only when the spec meets its data and model are put down to where it was given."""
+        try:
+            yield
+        except FedA2LError as error:
+            raise type(error)(self._source.before(str(error))) from error
 
     def to_toml(self) -> str:
         """The spec as a TOML file that parses back to it; keys without a value are left out."""
@@ -263,9 +318,7 @@ def _with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str
     return merged, origins
 
 
-def _explain(
-    error: ValidationError, section: str, known: list[str], origins: Mapping[str, str], source: str
-) -> list[str]:
+def _explain(error: ValidationError, section: str, known: list[str], source: Source) -> list[str]:
     """One line a mistake: where it stands, the key, what is wrong and what would be right."""
     lines = []
     for problem in error.errors(include_url=False):
@@ -276,7 +329,7 @@ def _explain(
             text = f"{key}: unknown {'key' if len(path) > 1 else 'key or section'}; {nearest(path[-1], names)}"
         else:
             text = f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-        lines.append(f"{_origin(key, origins, source)}: {text}")
+        lines.append(f"{source.of(key)}: {text}")
     return lines
 
 
@@ -290,13 +343,6 @@ def _fields(path: list[str]) -> Mapping[str, Any]:
         model = field.annotation
     fields: Mapping[str, Any] = model.model_fields
     return fields
-
-
-def _origin(key: str, origins: Mapping[str, str], source: str) -> str:
-    """Where a key was given: the override that set it (or its section), else the file."""
-    while key and key not in origins:
-        key = key.rpartition(".")[0]
-    return origins.get(key, source)
 
 
 def _plain(value: Any) -> Any:
