@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and one name cannot be collected twice
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 

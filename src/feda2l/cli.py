@@ -11,7 +11,12 @@ from rich.table import Table
 import feda2l
 from feda2l.errors import FedA2LError, RunFailed
 
-app = App(name="feda2l", version=feda2l.__version__, help="Decentralized federated learning with layer-wise rates.")
+app = App(
+    name="feda2l",
+    version=feda2l.__version__,
+    help="Decentralized federated learning with layer-wise rates.",
+    suppress_keyboard_interrupt=False,  # `main` says how to go on
+)
 data_app = App(name="data", help="Data sets: download them, or check what is there.")
 app.command(data_app)
 
@@ -140,7 +145,8 @@ def export(run: Path, *, node: int | None = None, out: Path | None = None) -> No
     from feda2l.experiment.run import Run
 
     done = Run(run)
-    state = {name: value.contiguous() for name, value in done.state(node).items()}
+    # a copy each: safetensors wants no shared memory, and tied weights have it
+    state = {name: value.clone().contiguous() for name, value in done.model(node).state_dict().items()}
     path = out or run / ("model.safetensors" if node is None else f"node-{node}.safetensors")
     try:
         path.write_bytes(save(state))
@@ -168,7 +174,7 @@ def bench(*, only: list[str] | None = None, json: Path | None = None) -> None:
 def main() -> None:
     """Entry point: a user's mistake ends in a message and exit code 2, a failed run in exit code 1."""
     try:
-        app(exit_on_error=False, print_error=False, result_action="return_value")
+        app(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         _fail(f"{error}\nfeda2l --help tells what there is", 2)
     except FedA2LError as error:
@@ -193,7 +199,9 @@ def _show_partition(spec: Any, data: Path | None, out: Path | None) -> None:
     from feda2l.report.tables import partition_table
 
     images = load(spec.data.name, data)
-    counts = table(images.train_y, partition_of(spec, images), images.classes)
+    with spec.at_fault():
+        parts = partition_of(spec, images)
+    counts = table(images.train_y, parts, images.classes)
     Console().print(partition_table(counts, images.class_names))
     path = Path(f"{spec.name}-partition.png") if out is None else Path(f"{out}-partition.png")
     title = f"{spec.data.name}, {spec.data.nodes} nodes, {spec.data.partition}"

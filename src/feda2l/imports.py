@@ -17,8 +17,9 @@ def import_object(path: str, key: str) -> Any:
         found = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise FedA2LError(f'{key} = "{path}" cannot be imported as "package.module:name": {error}') from error
+    except Exception as error:  # a user's module may raise anything
+        kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
+        raise FedA2LError(f'{key} = "{path}" cannot be imported as "package.module:name": {kind}{error}') from error
     if not callable(found):
         raise FedA2LError(f'{key} = "{path}" is a {type(found).__name__}, not something that can be called')
     return found

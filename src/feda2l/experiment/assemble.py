@@ -119,7 +119,10 @@ def populate(runs: Sequence[Assembled]) -> tuple[Population, Engine]:
 
 def pack_key(spec: Spec) -> tuple[Any, ...]:
     """Runs with equal keys can train as one population."""
-    return spec.data.name, spec.model.name, spec.training.optimizer, spec.runtime.engine, spec.runtime.workers
+    name = spec.model.name or ""
+    # a user's model may hold what is drawn at its start and never trained (frozen layers): one seed a pack
+    seed = spec.seed if ":" in name else None
+    return spec.data.name, name, seed, spec.training.optimizer, spec.runtime.engine, spec.runtime.workers
 
 
 def new_model(spec: Spec, *, classes: int, input: tuple[int, ...], node: int = 0) -> nn.Module:
@@ -215,16 +218,21 @@ def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
     """Two samples through the model and the loss, so that a mismatch is an error now and not in a worker."""
     x, y = data.images.normalise(data.train.x[:2]), data.train.y[:2]
     try:
-        with torch.no_grad():
-            outputs = model.eval()(x)
-            value = loss(outputs, y)
+        outputs = model.eval()(x)
+        value = loss(outputs, y)
     except Exception as error:
         raise FedA2LError(
             f"model.name = {spec.model.name!r} with model.loss = {spec.model.loss!r} does not take "
             f"{spec.data.name}'s pictures of {list(x.shape[1:])}: {error}"
         ) from error
-    if outputs.shape != (2, data.images.classes) or value.numel() != 1:
+    if not isinstance(outputs, Tensor) or outputs.shape != (2, data.images.classes):
+        found = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         raise FedA2LError(
-            f"model.name = {spec.model.name!r}: its output for 2 pictures is {list(outputs.shape)} and the loss "
-            f"{list(value.shape)}; expected [2, {data.images.classes}] and one number"
+            f"model.name = {spec.model.name!r}: its output for 2 pictures is {found}, not [2, {data.images.classes}]"
         )
+    if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
+        raise FedA2LError(
+            f"model.loss = {spec.model.loss!r}: must give one number, as a tensor that depends on the model's outputs"
+        )
+    if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+        raise FedA2LError(f"model.name = {spec.model.name!r}: its parameters must be float32")

@@ -1,6 +1,7 @@
 """What one run's accuracy curve comes to: rounds to a target, best accuracy, time to the target."""
 
 from collections.abc import Sequence
+from math import fsum
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float | None]:
@@ -9,7 +10,8 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float | None]:
     >>> trailing_mean([1.0, 2.0, 3.0], 2)
     [None, 1.5, 2.5]
     """
-    return [None if end < window else sum(values[end - window : end]) / window for end in range(1, len(values) + 1)]
+    ends = range(1, len(values) + 1)
+    return [None if end < window else fsum(values[end - window : end]) / window for end in ends]
 
 
 def rounds_to_target(accuracy: Sequence[float | None], target: float, window: int) -> int | None:
@@ -41,12 +43,12 @@ def best_accuracy(accuracy: Sequence[float | None], window: int) -> dict[str, fl
         "best": best,
         "best_round": -round,
         "best_smoothed": max(smoothed, default=None),
-        "last_10": sum(values[-10:]) / len(values[-10:]),
+        "last_10": fsum(values[-10:]) / len(values[-10:]),
     }
 
 
 def rounds_to_grid(accuracy: Sequence[float | None], window: int, step: float = 0.05) -> dict[str, int]:
     """Rounds to every target of a grid that was reached, so that no single target decides."""
     count = round(1 / step)
-    grid = {f"{i * step:.2f}": rounds_to_target(accuracy, i * step, window) for i in range(1, count)}
+    grid = {f"{i / count:.2f}": rounds_to_target(accuracy, i / count, window) for i in range(1, count)}
     return {target: reached for target, reached in grid.items() if reached is not None}

@@ -39,15 +39,16 @@ class Pack:
         self.notes: list[str] = []
         for spec, folder in runs:
             saved = saved_spec(folder) if resume else None
-            assembled = assemble(continued(spec, saved), data)
+            with spec.at_fault():
+                assembled = assemble(continued(spec, saved), data)
             if saved is not None:
                 check_same_run(assembled.spec, saved, folder)
                 if finished(folder, assembled.spec):
                     self.notes.append(f"{folder.path}: already finished, nothing to do")
                     continue
             elif folder.occupied:
-                what = "is no run folder (no spec.toml)" if resume else "is not empty: go on in it with --resume"
-                raise FedA2LError(f"--out {folder.path}: the folder {what}, or choose another")
+                what = "not a run folder (it has no spec.toml);" if resume else "not empty; go on with --resume or"
+                raise FedA2LError(f"--out {folder.path}: the folder is {what} choose another")
             self.members.append((assembled, folder))
 
     def run(self) -> list[RunFailed]:
@@ -77,7 +78,7 @@ class Pack:
             self.notes.append(f"{folder.path}: going on after round {simulation.round}")
         elif self.resume:
             self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
-        folder.cut_back(simulation.round)
+        folder.cut_back(simulation.round, simulation.due_in)
         folder.summary.unlink(missing_ok=True)
         folder.write(folder.spec, assembled.spec.to_toml())
         facts = environment(

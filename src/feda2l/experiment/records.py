@@ -2,8 +2,9 @@
 
 import fcntl
 import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from feda2l.errors import FedA2LError, RunFailed
 
 ROUND_COLUMNS = ("train_loss", "accuracy", "test_loss", "local_accuracy", "local_test_loss", "bytes_sent")
 RUN_COLUMNS = ("mean_model_accuracy", "mean_model_loss", "disagreement")
+UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", "nodes", "layers"}  # of a round without evaluation
 LAYER_COLUMNS = ("rate", "multiplier", "sigma", "zeta")
 
 
@@ -27,12 +29,15 @@ class RunFolder:
 
     @property
     def started(self) -> bool:
-        return self.spec.exists()
+        return os.path.exists(self.spec)  # False also for a path that cannot be asked about
 
     @property
     def occupied(self) -> bool:
         """Does the folder hold anything but what a killed process had half written?"""
-        return self.path.is_dir() and any(path.suffix != ".partial" for path in self.path.iterdir())
+        try:
+            return any(path.suffix != ".partial" for path in self.path.iterdir())
+        except OSError:  # not there, no folder or not to be read: `open` says which
+            return False
 
     def open(self) -> None:
         """Make the folder and take it for this process; a second one is refused."""
@@ -66,18 +71,24 @@ class RunFolder:
         for path, line in ((self.rounds, record), (self.timings, timing)):
             try:
                 with open(path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(line, allow_nan=False) + "\n")
+                    file.write(_line(line))
             except OSError as error:
                 raise RunFailed(f"{path}: round {record['round']} cannot be written: {error.strerror}") from error
 
     def sync(self) -> None:
         """Bring the rounds to the disk before the checkpoint that counts on them."""
         for path in (self.rounds, self.timings):
-            with open(path, "ab") as file:
-                os.fsync(file.fileno())
+            try:
+                with open(path, "ab") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
 
-    def cut_back(self, round: int) -> None:
-        """Keep the lines up to a round: what was written after the checkpoint is computed again."""
+    def cut_back(self, round: int, due: Callable[[int], bool]) -> None:
+        """Keep the lines up to a round: what was written after the checkpoint is computed again.
+
+        A run that is made longer forgets the scores of its former last round, unless they are `due` anyway.
+        """
         for path in (self.rounds, self.timings):
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             kept = [line for line in lines[:round] if line.endswith(b"\n")]
@@ -87,10 +98,15 @@ class RunFolder:
                     "restore the file from a copy, or start anew in another folder"
                 )
             _check_numbers(path, kept)
-            if len(kept) != len(lines):
+            if path == self.rounds:
+                kept = [line if due(number) else _unscored(line) for number, line in enumerate(kept, start=1)]
+            if kept != lines:
                 temporary = path.with_name(path.name + ".partial")
-                temporary.write_bytes(b"".join(kept))
-                os.replace(temporary, path)
+                try:
+                    temporary.write_bytes(b"".join(kept))
+                    os.replace(temporary, path)
+                except OSError as error:
+                    raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
 
     def read(self, path: Path | None = None) -> list[dict[str, Any]]:
         """The recorded rounds (or timings); a half-written last line is left out."""
@@ -116,8 +132,9 @@ class RunFolder:
             try:
                 polars.DataFrame(columns).write_parquet(temporary, statistics=False)
                 os.replace(temporary, path)
-            except OSError as error:
-                raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
+            except (OSError, polars.exceptions.PolarsError) as error:
+                temporary.unlink(missing_ok=True)
+                raise RunFailed(f"{path}: cannot be written: {error}") from error
         return True
 
 
@@ -152,6 +169,29 @@ def layer_columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
         for name in LAYER_COLUMNS:
             columns[name] += [value for row in layers[name] for value in row]
     return columns
+
+
+def _line(record: dict[str, Any]) -> str:
+    """A record as a line of JSON, which has no infinity and no NaN: a test loss that overflowed is null."""
+    try:
+        return json.dumps(record, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_finite(record), allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _unscored(line: bytes) -> bytes:
+    """A round's line as it is when the round is not evaluated."""
+    record = {key: value for key, value in json.loads(line).items() if key in UNSCORED}
+    record["nodes"] = {key: value for key, value in record["nodes"].items() if key in UNSCORED}
+    return _line(record).encode()
 
 
 def _check_numbers(path: Path, lines: list[bytes]) -> None:

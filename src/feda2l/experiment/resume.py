@@ -43,7 +43,8 @@ def _flat(spec: Spec) -> dict[str, Any]:
 
 
 def finished(folder: RunFolder, spec: Spec) -> bool:
-    if not folder.summary.exists():
+    try:
+        summary = json.loads(folder.summary.read_bytes())
+    except (OSError, ValueError):  # not there, or torn by a crash of the machine
         return False
-    summary = json.loads(folder.summary.read_text())
     return bool(summary["status"] == "finished" and summary["rounds"] == spec.rounds)

@@ -31,8 +31,10 @@ def build(name: str, *, classes: int = 10, input: tuple[int, ...] = (3, 32, 32))
         taken = inspect.signature(make).parameters
         everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
         model = make(**{key: value for key, value in offered.items() if everything or key in taken})
-    except TypeError as error:
-        raise FedA2LError(f"model.name = {name!r} could not be built: {error}") from error
+    except Exception as error:  # a user's class may raise anything
+        raise FedA2LError(f"model.name = {name!r} could not be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise FedA2LError(f"model.name = {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise FedA2LError(f"model.name = {name!r} has no trainable parameter")
     return model

@@ -14,8 +14,8 @@ def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rou
     """One row a method: rounds to target, best accuracy and time, over the summaries of its seeds."""
     count = sum(len(summaries) for summaries in runs.values())
     table = Table(title=f"rounds to {target:.0%} and best accuracy over {max(map(len, runs.values()))} seeds")
-    table.add_column("rate rule")
-    for column in ("reached", "median", "mean ± std", "best, %", "worst, %", "s a run"):
+    table.add_column("rate rule", no_wrap=True)
+    for column in ("reached", "median", "mean ± std", "best, %", "worst", "s a run"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, summaries in runs.items():
         finished = [summary for summary in summaries if summary["status"] == "finished"]

@@ -29,7 +29,8 @@ class Columns:
         if self.measure.eps_in_norm:
             # the released code adds eps to every coordinate of B; padding holds eps then, which is taken off
             padding = torch.tensor([sum(s.stop - s.start - s.size for s in one) for one in self.segments])
-            size = self._reduce(lambda part: (part(base) + eps).square_(), base) - padding * eps**2
+            empty = padding * base.new_tensor(eps).square().double()
+            size = self._reduce(lambda part: (part(base) + eps).square_(), base) - empty
             eps = 0.0
         else:
             size = self._reduce(lambda part: part(base).square(), base)

@@ -59,10 +59,13 @@ def restore(simulation: Simulation, path: Path) -> None:
             raise FedA2LError(f"{path}: {name} should be {list(values.shape)}, found {found}: it is of another run")
         values.copy_(state[name])
     prefix = "rates."
-    simulation.rates.load_state_dict(
-        {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    )
-    simulation.round = int(state["round"])
+    try:
+        simulation.rates.load_state_dict(
+            {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        )
+        simulation.round = int(state["round"])
+    except (KeyError, RuntimeError) as error:
+        raise FedA2LError(f"{path}: is not a whole checkpoint of this run: {error} is missing or damaged") from error
 
 
 def _views(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:

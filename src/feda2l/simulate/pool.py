@@ -25,20 +25,28 @@ class Pool:
         self.target = target
         self.pipes: list[Connection] = []
         self.workers: list[multiprocessing.process.BaseProcess] = []
-        context = multiprocessing.get_context("fork") if processes else None
-        for _ in range(processes):
-            assert context is not None
-            ours, theirs = context.Pipe()
-            worker = context.Process(target=_work, args=(target, theirs, [*self.pipes, ours], os.getpid()), daemon=True)
-            worker.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.workers.append(worker)
+        try:
+            for _ in range(processes):
+                self._fork()
+        except BaseException:  # Ctrl-C while they start
+            self.close()
+            raise
+
+    def _fork(self) -> None:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        arguments = (self.target, theirs, [*self.pipes, ours], os.getpid())
+        worker = context.Process(target=_work, args=arguments, daemon=True)
+        worker.start()
+        theirs.close()
+        self.pipes.append(ours)
+        self.workers.append(worker)
 
     def map(self, method: str, jobs: Sequence[tuple[Any, ...]]) -> list[Any]:
         """`[target.method(*job) for job in jobs]`, each given to the next free worker; put long jobs first."""
         if not self.pipes:
-            return [getattr(self.target, method)(*job) for job in jobs]
+            with torch.random.fork_rng(devices=[]):  # a worker seeds its own generator, here it is the user's
+                return [getattr(self.target, method)(*job) for job in jobs]
         results: list[Any] = [None] * len(jobs)
         waiting = list(enumerate(jobs))[::-1]
         busy: dict[Connection, int] = {}
@@ -94,8 +102,8 @@ def default_processes() -> int:
 
 
 def _work(target: object, pipe: Connection, inherited: list[Connection], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # both reach the whole group; the parent handles them and ends us
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

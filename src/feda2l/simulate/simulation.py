@@ -78,13 +78,17 @@ class Simulation:
     @property
     def due(self) -> bool:
         """Is the round that was just completed evaluated?"""
-        return self.round % self.every == 0 or self.round == self.rounds
+        return self.due_in(self.round)
+
+    def due_in(self, round: int) -> bool:
+        return round % self.every == 0 or round == self.rounds
 
     @property
     def message(self) -> int:
         """How many numbers a node sends to each neighbour."""
         population = self.population
-        values = population.layout.parameters * (1 + len(population.memory) * (self.momentum_state == "average"))
+        memory = self.momentum_state == "average" and (self.momentum > 0 or len(population.memory) > 1)
+        values = population.layout.parameters * (1 + len(population.memory) * memory)
         if self.buffers == "average":
             values += sum(population.buffers[name][0].numel() for name in self.averaged)
         return values
@@ -117,6 +121,8 @@ class Simulation:
         population, round = self.population, self.round + 1
         aggregate(self.mixing, round, population.trained[self.rows], population.base[self.rows])
         settle_memory(self.momentum_state, self.mixing, round, [m[self.rows] for m in population.memory.values()])
+        if self.momentum_state == "reset":
+            population.steps[self.rows] = 0  # Adam corrects its averages by their age
         if self.buffers == "average":
             for name in self.averaged:
                 aggregate_in_place(self.mixing, round, population.buffers[name][self.rows])
@@ -138,7 +144,7 @@ class Simulation:
         """Find which nodes hold the same model; where not all do, write the mean model where the engine finds it."""
         population = self.population
         buffers = population.buffers
-        self.same = _first_equal([population.base[self.rows], *(v[self.rows].flatten(1) for v in buffers.values())])
+        self.same = _first_equal([population.base[self.rows], *(values[self.rows] for values in buffers.values())])
         if len(set(self.same)) == 1:
             return
         population.mean[self.number] = _mean(population.base[self.rows])
@@ -154,7 +160,7 @@ class Simulation:
 
 
 def _first_equal(matrices: list[Tensor]) -> list[int]:
-    """For each row the first row that is equal to it, bit for bit, in every matrix."""
+    """For each row of the first matrix the first row that is equal to it, there and in every other tensor."""
     width = matrices[0].shape[1]
     probe = matrices[0][:, :: max(1, width // 64)]  # a few columns tell most models apart
     found: dict[bytes, list[int]] = {}

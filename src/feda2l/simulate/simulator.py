@@ -1,5 +1,6 @@
 """Synchronous rounds of a pack of runs: train all rows together, then let each run mix within itself."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -145,7 +146,7 @@ def _add_scores(simulation: Simulation, record: dict[str, Any], scores: dict[str
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return math.fsum(values) / len(values)  # exact: plain sums differ between Python versions
 
 
 class _Clock:

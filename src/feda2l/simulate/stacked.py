@@ -4,7 +4,8 @@ A perceptron's stacked products give each row the bits it has alone (with one th
 for them; for other models it is `engine = "batched"`, whose bits depend on how many rows train together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
@@ -14,27 +15,40 @@ from torch.func import functional_call, vmap
 
 from feda2l.errors import FedA2LError
 from feda2l.randomness import derive_seed
+from feda2l.round.states import Layout
 from feda2l.round.train import Loss, Training
 from feda2l.simulate.engine import Engine, Member, Score, ScoreJob, TrainJob
 from feda2l.simulate.population import Population
 
-ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity)
+# the others (sigmoid, GELU, SiLU, ELU) give an element other bits at the end of a tensor than inside it
+ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
+LINE = 16  # floats of a cache line
 CACHE = 1 << 18  # parameters of the rows trained together: with their momentum they fit a core's second-level cache
 Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 
 def is_perceptron(model: nn.Module) -> bool:
-    """Only linear layers and elementwise functions in a row: stacking changes no bit of it."""
-    return isinstance(model, nn.Sequential) and all(
-        isinstance(part, (nn.Linear, nn.Flatten, *ELEMENTWISE))
-        and (not isinstance(part, nn.Flatten) or (part.start_dim, part.end_dim) == (1, -1))
-        for part in model
+    """Only trainable linear layers and elementwise functions in a row: stacking changes no bit of it.
+
+    Exact types, no hooks and no shared parts: whatever else a user's class does, `_perceptron` does not know it.
+    """
+    parts = list(model) if type(model) is nn.Sequential else []
+    linear = [part for part in parts if type(part) is nn.Linear]
+    first = next((part for part in parts if type(part) in (nn.Linear, nn.Flatten)), None)
+    return (
+        bool(linear)
+        and type(first) is nn.Flatten
+        and all(type(part) in (nn.Linear, nn.Flatten, *ELEMENTWISE) for part in parts)
+        and all((p.start_dim, p.end_dim) == (1, -1) for p in parts if isinstance(p, nn.Flatten))
+        and not any(p._forward_hooks or p._forward_pre_hooks for p in (model, *parts))
+        and all(parameter.requires_grad for parameter in model.parameters())
+        and len(list(model.parameters())) == sum(len(list(part.parameters())) for part in parts)
     )
 
 
 def stacked_forward(model: nn.Module) -> Forward:
     """The forward pass of k models at once: parameters [k, *shape], inputs [k, batch, ...]."""
-    if is_perceptron(model) and all(p.requires_grad for p in model.parameters()):
+    if isinstance(model, nn.Sequential) and is_perceptron(model):
         return _perceptron(model)
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
@@ -46,21 +60,33 @@ def stacked_forward(model: nn.Module) -> Forward:
     return many
 
 
-def _perceptron(model: nn.Module) -> Forward:
-    """The same without vmap, whose overhead is half the time of so small a model."""
-    parts = list(model.children())
+def _perceptron(model: nn.Sequential) -> Forward:
+    """The same without vmap, whose overhead is half the time of so small a model.
+
+    A product's bits depend on where in a cache line its matrices start, so features are padded to whole lines:
+    every row's matrices then start on one, as they do alone.
+    """
+    parts = list(model)
+    outputs = next(part.out_features for part in reversed(parts) if isinstance(part, nn.Linear))
 
     def forward(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         left = iter(parameters)
         for part in parts:
             if isinstance(part, nn.Linear):
-                weight = next(left).transpose(1, 2)
-                x = torch.bmm(x, weight) if part.bias is None else torch.baddbmm(next(left).unsqueeze(1), x, weight)
+                x, weight = _to_lines(x, 1), _to_lines(next(left), 2).transpose(1, 2)
+                bias = None if part.bias is None else _to_lines(next(left), 1).unsqueeze(1)
+                x = torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
             else:
                 x = x.flatten(2) if isinstance(part, nn.Flatten) else part(x)
-        return x
+        return x[..., :outputs]
 
     return forward
+
+
+def _to_lines(values: Tensor, sides: int) -> Tensor:
+    """Zeros after the last `sides` axes, up to a whole number of cache lines each."""
+    missing = [-side % LINE for side in values.shape[-sides:]]
+    return F.pad(values, [zeros for side in reversed(missing) for zeros in (0, side)]) if any(missing) else values
 
 
 def stacked_loss(loss: Loss) -> Loss:
@@ -117,45 +143,40 @@ class Stacked(Engine):
         """Train rows together; they come longest first, and a row that has no more batches drops out."""
         population, training = self.population, self.members[jobs[0].run].training
         first = jobs[0]
+        self.model.train()
         torch.manual_seed(derive_seed(training.seed, node=first.node, round=first.round, purpose="layers"))
         batches = [
             self.members[job.run].training.batches(self.members[job.run].shards[job.node], job.node, job.round)
             for job in jobs
         ]
         rows = torch.tensor([job.row for job in jobs])
-        stacks = [view.clone() for view in population.layout.views(population.base[rows])]
-        memory = [[view.clone() for view in population.layout.views(m[rows])] for m in population.memory.values()]
-        update = _Update(training, jobs, stacks, memory, population.steps[rows])
+        state = _State.of(training, population, jobs, rows)
         lossfn = stacked_loss(training.loss)
         x, y, normalise = training.samples
         totals = torch.zeros(len(jobs), dtype=torch.float64)
-        # a row's last batch may be smaller (drop_last = false): rows of one size go together
-        for step in range(len(batches[0])):
-            active = [i for i in range(len(jobs)) if step < len(batches[i])]
-            for _, alike in groupby(active, key=lambda i: len(batches[i][step])):
-                chosen = _as_slice(list(alike))
-                index = torch.stack([batches[i][step] for i in range(chosen.start, chosen.stop)])
-                inputs = normalise(x[index.flatten()]).unflatten(0, tuple(index.shape))
-                leaves = [stack[chosen].detach().requires_grad_() for stack in stacks]
-                losses = lossfn(self.forward(leaves, inputs), y[index])
-                gradients = torch.autograd.grad(losses.sum(), leaves)
-                totals[chosen] += losses.detach()
-                with torch.no_grad():
-                    update(leaves, gradients, chosen)
-        for view, stack in zip(population.layout.views(population.trained), stacks, strict=True):
-            view[rows] = stack
-        for matrix, kind in zip(population.memory.values(), memory, strict=True):
-            for view, stack in zip(population.layout.views(matrix), kind, strict=True):
-                view[rows] = stack
-        population.steps[rows] = update.steps
+        for chosen, indices in _stretches(batches):
+            part, total, targets = state[chosen], totals[chosen], y[indices]
+            leaves = [view.requires_grad_() for view in population.layout.views(part.values.detach())]
+            ones = torch.ones(len(total))
+            for index, target in zip(indices, targets, strict=True):
+                inputs = normalise(x[index.flatten()]).unflatten(0, index.shape)
+                losses = lossfn(self.forward(leaves, inputs), target)
+                gradients = torch.autograd.grad(losses, leaves, ones, materialize_grads=True, allow_unused=True)
+                total += losses.detach()
+                part.update(gradients)
+        population.trained[rows] = state.values
+        for matrix, memory in zip(population.memory.values(), state.memory, strict=True):
+            matrix[rows] = memory
+        population.steps[rows] = state.steps.squeeze(1)
         return (totals / torch.tensor([len(steps) for steps in batches])).tolist()
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         # models that answer the same questions are asked together
-        groups: dict[tuple[int, int | None], list[int]] = {}
+        groups: dict[tuple[int | None, ...], list[int]] = {}
         for number, job in enumerate(jobs):
-            key = (id(self.members[job.run].test.x), None) if not job.local else (job.run, job.node)
-            groups.setdefault(key, []).append(number)
+            member = self.members[job.run]
+            key = (job.run, job.node) if job.local else (id(member.test.x), id(member.training.loss))
+            groups.setdefault((job.local, *key), []).append(number)
         most = max(1, CACHE // self.population.layout.width)
         pieces = [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
         results: dict[int, Score] = {}
@@ -185,47 +206,86 @@ class Stacked(Engine):
         return [tuple(score) for score in scores]  # type: ignore[misc]
 
 
-class _Update:
-    """The optimiser's step for stacked rows, each with its own rates and momentum; torch's own formulas."""
+@dataclass
+class _State:
+    """Rows that train together as matrices [rows, width], and the optimiser's step on them: torch's own formulas.
 
-    def __init__(
-        self,
-        training: Training,
-        jobs: list[TrainJob],
-        stacks: list[Tensor],
-        memory: list[list[Tensor]],
-        steps: Tensor,
-    ) -> None:
-        def column(values: list[float], like: Tensor) -> Tensor:
-            return torch.tensor(values).view(-1, *[1] * (like.dim() - 1))
+    Every row has its own rates and momentum. Matrices and not tensor by tensor, because for so small a model the
+    number of calls is the cost.
+    """
 
-        self.kind, self.weight_decay, self.memory, self.steps = training.optimizer, training.weight_decay, memory, steps
-        self.rates = [column([job.hyper.rates[i] for job in jobs], stack) for i, stack in enumerate(stacks)]
-        self.momenta = [column([job.hyper.momentum for job in jobs], stack) for stack in stacks]
+    training: Training
+    layout: Layout
+    values: Tensor
+    memory: list[Tensor]
+    steps: Tensor  # [rows, 1]
+    rates: Tensor
+    momenta: Tensor  # [rows, 1]
+    gradient: Tensor
+    gradients: list[Tensor] = field(init=False)  # its views, tensor by tensor
 
-    def __call__(self, leaves: list[Tensor], gradients: Sequence[Tensor], rows: slice) -> None:
-        values = [leaf.detach() for leaf in leaves]  # views of the stacks, so in-place is enough
-        rates = [rate[rows] for rate in self.rates]
-        memory = [[stack[rows] for stack in kind] for kind in self.memory]
-        self.steps[rows] += 1
-        if self.weight_decay and self.kind == "adamw":
-            torch._foreach_addcmul_(values, values, rates, value=-self.weight_decay)
-        elif self.weight_decay:
-            gradients = torch._foreach_add(list(gradients), values, alpha=self.weight_decay)
-        if self.kind == "sgd":
-            torch._foreach_mul_(memory[0], [momentum[rows] for momentum in self.momenta])
-            torch._foreach_add_(memory[0], list(gradients))
-            torch._foreach_addcmul_(values, memory[0], rates, value=-1)
+    def __post_init__(self) -> None:
+        self.gradients = self.layout.views(self.gradient)
+
+    @classmethod
+    def of(cls, training: Training, population: Population, jobs: list[TrainJob], rows: Tensor) -> "_State":
+        layout = population.layout
+        widths = torch.tensor([slot.stop - slot.start for slot in layout.slots])
+        values = population.base[rows]
+        return cls(
+            training,
+            layout,
+            values,
+            [matrix[rows] for matrix in population.memory.values()],
+            population.steps[rows].unsqueeze(1),
+            torch.tensor([job.hyper.rates for job in jobs]).repeat_interleave(widths, dim=1),
+            torch.tensor([[job.hyper.momentum] for job in jobs]),
+            torch.zeros_like(values),
+        )
+
+    def __getitem__(self, rows: slice) -> "_State":
+        """Views of some of the rows."""
+        memory = [matrix[rows] for matrix in self.memory]
+        matrices = self.steps[rows], self.rates[rows], self.momenta[rows], self.gradient[rows]
+        return _State(self.training, self.layout, self.values[rows], memory, *matrices)
+
+    @torch.no_grad()
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(self.gradients, list(gradients))
+        values, gradient, decay = self.values, self.gradient, self.training.weight_decay
+        self.steps += 1
+        if decay and self.training.optimizer == "adamw":
+            values.addcmul_(values, self.rates, value=-decay)
+        elif decay:
+            gradient.add_(values, alpha=decay)
+        if self.training.optimizer == "sgd":
+            (momentum,) = self.memory
+            momentum.mul_(self.momenta).add_(gradient)
+            values.addcmul_(momentum, self.rates, value=-1)
             return
-        first, second = memory
-        torch._foreach_lerp_(first, list(gradients), 1 - 0.9)
-        torch._foreach_mul_(second, 0.999)
-        torch._foreach_addcmul_(second, list(gradients), list(gradients), value=1 - 0.999)
-        for value, one, two, rate in zip(values, first, second, rates, strict=True):
-            steps = self.steps[rows].double().view_as(rate)
-            size = (two / (1 - 0.999**steps).float()).sqrt_().add_(1e-8)
-            value.addcmul_(one / size, (rate / (1 - 0.9**steps)).float(), value=-1)
+        first, second = self.memory
+        first.lerp_(gradient, 1 - 0.9)
+        second.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
+        steps = self.steps.double()
+        size = (second / (1 - 0.999**steps).float()).sqrt_().add_(1e-8)
+        values.addcmul_(first / size, (self.rates / (1 - 0.9**steps)).float(), value=-1)
 
 
-def _as_slice(numbers: list[int]) -> slice:
-    return slice(numbers[0], numbers[-1] + 1)
+def _stretches(batches: list[list[Tensor]]) -> Iterator[tuple[slice, Tensor]]:
+    """Steps that the same rows take together: the rows, and the samples of each step [steps, rows, batch].
+
+    Rows come longest first, so those that still have batches are the first ones; a row's last batch of an epoch may
+    be smaller (drop_last = false), and rows of one size go together.
+    """
+
+    def sizes(step: int) -> list[int]:
+        return [len(row[step]) for row in batches if step < len(row)]
+
+    for together, steps in groupby(range(len(batches[0])), key=sizes):
+        span = list(steps)
+        start = 0
+        for size, alike in groupby(together):
+            rows = slice(start, start + len(list(alike)))
+            start = rows.stop
+            samples = [torch.cat(row[span[0] : span[-1] + 1]).view(len(span), size) for row in batches[rows]]
+            yield rows, torch.stack(samples, dim=1)

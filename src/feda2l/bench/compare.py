@@ -1,0 +1,43 @@
+"""`feda2l bench`: every work in turn, a line each."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from feda2l.bench import works
+from feda2l.errors import FedA2LError
+from feda2l.experiment.environment import environment
+from feda2l.names import look_up
+from feda2l.simulate.pool import default_processes
+
+BUSY = 0.5  # load average from which on the figures are not to be trusted
+
+
+def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
+    """Measure (only some) works on this machine and print a line for each: its name first, its figure last."""
+    chosen = {name: look_up(name, works.WORKS, "--only") for name in only or works.WORKS}
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    facts = environment(threads_of_plain=torch.get_num_threads(), workers_of_ours=default_processes(), load=load)
+    if load is not None and load > BUSY:
+        works.note(f"other programs keep {load:.1f} cores busy: loops of several threads crawl then, which flatters us")
+    print(
+        f"{facts['processor']}, {facts['cores']} cores, torch {facts['packages']['torch']}; the plain loop with "
+        f"{facts['threads_of_plain']} threads, ours with {facts['workers_of_ours']} workers of one thread; "
+        "medians (lowest to highest)",
+        flush=True,
+    )
+    report = {}
+    for name, work in chosen.items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        result = work()
+        print(f"{name:<14} {result.what}: {result.outcome}  {result.figure}", flush=True)
+        report[name] = {"figure": result.figure, "what": result.what, **result.numbers}
+    if json_file:
+        try:
+            json_file.write_text(json.dumps({"environment": facts, "works": report}, indent=2) + "\n")
+        except OSError as error:
+            raise FedA2LError(f"--json {json_file}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,160 @@
+"""What is measured: each work gives its figure and the numbers behind it."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from feda2l.bench.plain_loop import PlainLoop
+from feda2l.data import Images
+from feda2l.data.images import digits
+from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.spec import Spec
+from feda2l.simulate.pool import default_processes
+from feda2l.simulate.simulator import Completed, Simulator, one_thread
+from feda2l.topology import build, build_mixing
+
+UNEVALUATED = {"rounds": 1_000_000, "evaluation": {"every": 1_000_000}}
+CIFAR = {"data": {"name": "cifar10", "partition": "iid", "train_fraction": 1.0}, "model": {"name": "cnn"}} | UNEVALUATED
+DIGITS = {"data": {"name": "digits", "partition": "dirichlet", "alpha": 0.1}, "model": {"name": "mlp"}} | UNEVALUATED
+
+PATIENCE = 100.0  # seconds after which a race starts no other repetition, for busy machines
+NOISY = 1.5
+
+
+@dataclass(frozen=True)
+class Result:
+    """A work's line: what was done, what came out, the figure, and every number for a program to read."""
+
+    what: str
+    outcome: str
+    figure: str
+    numbers: dict[str, Any]
+
+
+def race(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int, repetitions: int) -> Result:
+    """Rounds of the plain loop and ours in turn: train every node, mix; ours measures and adapts the rates too."""
+    with _ours(spec, images()) as (run, simulated):
+        plain = PlainLoop.of(run)
+        sides: dict[str, Callable[[], object]] = {"plain": plain.round, "ours": lambda: next(simulated)}
+        images_a_round = _images(run)
+        speeds: dict[str, list[float]] = {side: [] for side in sides}
+        started = time.monotonic()
+        for one_round in sides.values():
+            one_round()  # the warm-up
+        for repetition in range(1, repetitions + 1):
+            for side, one_round in sides.items():
+                speeds[side].append(rounds * images_a_round / _seconds(one_round, rounds))
+            note(f"repetition {repetition} of {repetitions}")
+            if time.monotonic() - started > PATIENCE:
+                break
+    for side, values in speeds.items():
+        spread = max(values) / min(values)
+        if spread > NOISY:
+            note(f"{side}: the fastest repetition is {spread:.1f} times the slowest; is this machine busy?")
+    medians = {side: statistics.median(values) for side, values in speeds.items()}
+    ratio = medians["ours"] / medians["plain"]
+    return Result(
+        what=f"{run.simulation.nodes} nodes, {images_a_round:,} images a round, {repetition} x {rounds} rounds",
+        outcome=", ".join(
+            f"{side} {medians[side]:,.0f} images/s ({min(values):,.0f} to {max(values):,.0f})"
+            for side, values in speeds.items()
+        ),
+        figure=f"{ratio:.2f}x",
+        numbers={"ratio": ratio, "images_per_second": medians, "repetitions": speeds},
+    )
+
+
+def adapt(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int) -> Result:
+    """FedA2L's share of a round: both measurements and the rule, of training, mixing and adapting."""
+    with _ours(spec, images()) as (run, simulated):
+        seconds: dict[str, list[float]] = {"train": [], "mix": [], "adapt": []}
+        for number in range(1, rounds + 1):
+            (completed,) = next(simulated)
+            for part, values in seconds.items():
+                values.append(completed.seconds[part])
+            note(f"round {number} of {rounds}")
+    totals = {part: sum(values) for part, values in seconds.items()}
+    share = totals["adapt"] / sum(totals.values())
+    return Result(
+        what=f"{run.simulation.nodes} nodes, {_images(run):,} images a round, {rounds} rounds",
+        outcome=", ".join(f"{part} {total / rounds:.3g} s" for part, total in totals.items()) + " a round",
+        figure=f"{share:.2%}".replace("%", " %"),
+        numbers={"share": share, "seconds": seconds},
+    )
+
+
+def mixing(*, sizes: tuple[int, ...], parameters: int, repetitions: int) -> Result:
+    """One mixing of a ring: the cost of an edge on the largest, as a multiple of that on the smallest."""
+    milliseconds: dict[int, float] = {}
+    with one_thread():
+        for nodes in sizes:
+            mix = build_mixing(build("ring", nodes), "uniform", [1] * nodes)
+            trained = torch.rand(nodes, parameters)
+            aggregated = torch.empty_like(trained)
+            one_mixing = partial(mix.apply, trained, 1, aggregated)
+            times = [_seconds(one_mixing, 1) for _ in range(repetitions + 1)]
+            milliseconds[nodes] = 1e3 * statistics.median(times[1:])
+            note(f"{nodes} nodes")
+    each = {nodes: 1e6 * value / (nodes * parameters) for nodes, value in milliseconds.items()}
+    ratio = each[sizes[-1]] / each[sizes[0]]
+    return Result(
+        what=f"{parameters:,} parameters a node on a ring, {repetitions} times",
+        outcome=", ".join(f"{nodes} nodes {value:.3g} ms" for nodes, value in milliseconds.items())
+        + f", {each[sizes[0]]:.2f} to {each[sizes[-1]]:.2f} ns an edge and parameter",
+        figure=f"{ratio:.2f}x",
+        numbers={"ratio": ratio, "milliseconds": milliseconds, "nanoseconds_per_edge_and_parameter": each},
+    )
+
+
+def pictures(nodes: int, each: int) -> Images:
+    """Noise with the shape of CIFAR-10: what a step costs does not depend on what is in the pictures."""
+    random = torch.Generator().manual_seed(1)
+    x = torch.randint(256, (nodes * each, 3, 32, 32), dtype=torch.uint8, generator=random)
+    y = torch.arange(nodes * each) % 10
+    half = (0.5, 0.5, 0.5)
+    return Images("cifar10", x, y, x[:10], y[:10], 10, 255.0, half, half, tuple("0123456789"))
+
+
+def note(text: str) -> None:
+    """Say on stderr how far the current work is."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _ours(spec: Mapping[str, Any], images: Images) -> Iterator[tuple[Assembled, Iterator[list[Completed]]]]:
+    """A run as `feda2l run` sets it up, without a folder; each `next` is a round."""
+    run = assemble(Spec.parse(spec), Loaded.of(images))
+    population, engine = populate([run])
+    engine.start(default_processes())
+    try:
+        yield run, Simulator(run.model, population, engine, [run.simulation]).rounds()
+    finally:
+        engine.close()
+
+
+def _images(run: Assembled) -> int:
+    """How many images a round trains: whole batches only."""
+    size = run.spec.training.batch_size
+    return sum(len(shard) // size * size for shard in run.simulation.member.shards)
+
+
+def _seconds(action: Callable[[], object], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        action()
+    return time.perf_counter() - start
+
+
+WORKS: dict[str, Callable[[], Result]] = {
+    "cnn-cifar-b10": partial(race, CIFAR, partial(pictures, 10, 500), rounds=1, repetitions=7),
+    "digits": partial(race, DIGITS, digits, rounds=30, repetitions=7),
+    "adapt": partial(adapt, CIFAR, partial(pictures, 10, 5000), rounds=2),
+    "mixing": partial(mixing, sizes=(250, 500, 1000, 2000), parameters=10_000, repetitions=21),
+}

@@ -1,0 +1,115 @@
+"""The benchmark's two sides do the same work, and its report is complete; how fast it was is not for a test."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from feda2l.bench import bench, works
+from feda2l.bench.plain_loop import PlainLoop
+from feda2l.data import Images
+from feda2l.data.images import digits
+from feda2l.errors import FedA2LError
+from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.spec import Spec
+from feda2l.simulate.simulator import Simulator, one_thread
+
+SMALL = {
+    "cnn-cifar-b10": partial(works.race, works.CIFAR, partial(works.pictures, 10, 10), rounds=1, repetitions=2),
+    "digits": partial(works.race, works.DIGITS, digits, rounds=1, repetitions=2),
+    "adapt": partial(works.adapt, works.CIFAR, partial(works.pictures, 10, 10), rounds=1),
+    "mixing": partial(works.mixing, sizes=(5, 10), parameters=20, repetitions=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Loops of several threads crawl where other tests want the same cores."""
+    with one_thread():
+        yield
+
+
+def run_of(spec: dict, images: Images) -> Assembled:
+    return assemble(Spec.parse(spec), Loaded.of(images))
+
+
+def batches_of(run: Assembled, round: int) -> list[list[list[int]]]:
+    """Our batches of a round as positions in each node's shard: what a DataLoader is told."""
+    member = run.simulation.member
+    found = []
+    for node, shard in enumerate(member.shards):
+        position = {sample: place for place, sample in enumerate(shard.tolist())}
+        steps = member.training.batches(shard, node, round)
+        found.append([[position[sample] for sample in step.tolist()] for step in steps])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "images"),
+    [(works.CIFAR | {"rates": {"base": 0.1}}, lambda: works.pictures(10, 20)), (works.DIGITS, digits)],
+    ids=["cnn", "digits"],
+)
+def test_a_round_of_the_plain_loop_gives_our_models(spec, images):
+    run = run_of(spec, images())
+    plain = PlainLoop.of(run, batches_of(run, round=1))
+    population, engine = populate([run])
+    before = population.base.clone()
+    next(Simulator(run.model, population, engine, [run.simulation]).rounds())
+    plain.round()
+    for node, model in enumerate(plain.models):
+        ours = population.layout.views(population.base[node])
+        started = population.layout.views(before[node])
+        for theirs, mine, start in zip(model.parameters(), ours, started, strict=True):
+            torch.testing.assert_close(theirs.detach(), mine, rtol=0, atol=1e-5)
+            assert (mine - start).abs().max() > 1e-4, "a comparison of models that did not move says nothing"
+
+
+def test_the_plain_loop_draws_whole_batches_of_every_node():
+    run = run_of(works.DIGITS, digits())
+    plain = PlainLoop.of(run)
+    size = run.spec.training.batch_size
+    seen = [[len(y) for _, y in loader] for loader in plain.loaders]
+    assert seen == [[size] * (len(shard) // size) for shard in run.simulation.member.shards]
+    assert sum(map(sum, seen)) == works._images(run)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    assert SMALL.keys() == works.WORKS.keys()
+    monkeypatch.setattr(works, "WORKS", SMALL)
+
+
+def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
+    file = tmp_path / "bench.json"
+    bench(json_file=file)
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(SMALL)
+    for line in lines:
+        assert re.search(r"\d(x| %)$", line), line
+    assert all("images/s" in line for line in lines[:2])
+    assert all(name in printed.err for name in SMALL)
+    written = json.loads(file.read_text())
+    assert list(written["works"]) == list(SMALL)
+    assert [written["works"][line.split()[0]]["figure"] for line in lines] == [
+        re.search(r"[\d.,]+(x| %)$", line)[0] for line in lines
+    ]
+    assert written["environment"]["packages"]["torch"]
+
+
+def test_only_what_is_asked_for(small, capsys):
+    bench(only=["mixing"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["mixing"]
+
+
+def test_an_unknown_work_is_named_with_the_nearest():
+    with pytest.raises(FedA2LError, match="'digit' is unknown; did you mean 'digits'"):
+        bench(only=["digit"])
+
+
+def test_a_file_that_cannot_be_written_is_named(small, tmp_path):
+    with pytest.raises(FedA2LError, match="cannot be written"):
+        bench(only=["mixing"], json_file=tmp_path / "no" / "such.json")

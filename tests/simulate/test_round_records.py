@@ -1,0 +1,183 @@
+"""What a round records: bytes, disagreement, accuracies; and that packed runs leave each other alone."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from feda2l.models import build
+
+MLP = 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10
+NODES = 5
+
+
+def spec(rounds: int = 2, **more) -> dict:
+    return {"rounds": rounds, "data": {"nodes": NODES, "alpha": 1.0}, "rates": {"name": "constant"}} | more
+
+
+def records(simulator) -> list[list[dict]]:
+    """The records of each run of the pack."""
+    found: list[list[dict]] = [[] for _ in simulator.simulations]
+    for completed in simulator.rounds():
+        for done in completed:
+            if done.record:
+                found[done.simulation.number].append(done.record)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("topology", "hears"),
+    [
+        ({"name": "full"}, [4, 4, 4, 4, 4]),
+        ({"name": "ring"}, [2, 2, 2, 2, 2]),
+        ({"name": "star"}, [4, 1, 1, 1, 1]),
+        ({"name": "directed_ring"}, [1, 1, 1, 1, 1]),
+        ({"name": "tree"}, [2, 3, 1, 1, 1]),
+        ({"name": "isolated"}, [0, 0, 0, 0, 0]),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_feda2l_sends_not_one_byte_more_than_a_constant_rate(start, topology, hears):
+    constant = spec(topology=topology, evaluation={"every": 2})
+    adaptive = constant | {"rates": {"name": "feda2l", "warmup_rounds": 0}}
+    for one, other in zip(*records(start(constant, adaptive)), strict=True):
+        expected = [neighbours * MLP * 4 for neighbours in hears]
+        assert one["nodes"]["bytes_sent"] == other["nodes"]["bytes_sent"] == expected
+        assert one["bytes_sent"] == other["bytes_sent"] == sum(expected)
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 2), ("adam", 3), ("adamw", 3)])
+def test_averaged_memory_travels_too(start, optimizer, copies):
+    training = {"optimizer": optimizer, "momentum_state": "average"}
+    ((record,),) = records(start(spec(1, training=training, topology={"name": "ring"})))
+    assert record["nodes"]["bytes_sent"] == [2 * copies * MLP * 4] * NODES
+
+
+@pytest.mark.parametrize("engine", ["auto", "rows"])
+def test_nodes_of_a_full_graph_agree_exactly(start, engine):
+    for record in records(start(spec(runtime={"engine": engine})))[0]:
+        assert record["disagreement"] == 0
+        assert record["layers"]["disagreement"] == [0, 0, 0]
+        assert len(set(record["nodes"]["accuracy"])) == 1
+        assert record["mean_model_accuracy"] == record["accuracy_worst"] == record["nodes"]["accuracy"][0]
+        assert record["accuracy"] == pytest.approx(record["accuracy_worst"], abs=1e-15)
+        assert record["accuracy_std"] == pytest.approx(0, abs=1e-15)
+
+
+def accuracy(simulator, row: Tensor, x: Tensor, y: Tensor) -> float:
+    """By a plain model with the values of a row."""
+    model = build("mlp", input=(1, 8, 8))
+    with torch.no_grad():
+        values = zip(model.parameters(), simulator.population.layout.views(row), strict=True)
+        for parameter, value in values:
+            parameter.copy_(value)
+        return float((model(x).argmax(dim=1) == y).double().mean())
+
+
+@pytest.mark.parametrize("engine", ["auto", "rows"])
+def test_ring_records_are_a_hand_calculation(start, engine):
+    simulator = start(spec(3, topology={"name": "ring"}, runtime={"engine": engine}))
+    member = simulator.simulations[0].member
+    x, y = member.test.normalise(member.test.x), member.test.y
+    for ((_, record, _),) in simulator.rounds():
+        rows = simulator.population.base.double()
+        mean = rows.mean(dim=0)
+        assert record["disagreement"] == pytest.approx(float((rows - mean).square().sum() / NODES), rel=1e-5)
+        assert record["disagreement"] == pytest.approx(sum(record["layers"]["disagreement"]), rel=1e-12)
+        for name, found in zip(record["layers"]["name"], record["layers"]["disagreement"], strict=True):
+            own = [slot.view(rows - mean) for slot in simulator.population.layout.slots if slot.name.startswith(name)]
+            assert found == pytest.approx(sum(float(v.square().sum()) for v in own) / NODES, rel=1e-5)
+        each = [accuracy(simulator, row, x, y) for row in simulator.population.base]
+        nodes = record["nodes"]
+        assert nodes["accuracy"] == pytest.approx(each, abs=1e-12)
+        assert record["accuracy"] == pytest.approx(sum(each) / NODES, abs=1e-12)
+        assert record["accuracy_worst"] == min(nodes["accuracy"])
+        spread = math.sqrt(sum((a - sum(each) / NODES) ** 2 for a in each) / NODES)
+        assert record["accuracy_std"] == pytest.approx(spread, abs=1e-9)
+        assert record["mean_model_accuracy"] == pytest.approx(accuracy(simulator, mean.float(), x, y), abs=1e-12)
+        assert record["train_loss"] == pytest.approx(sum(nodes["train_loss"]) / NODES)
+
+
+def test_accuracy_by_class_averages_to_the_accuracy(start):
+    simulator = start(spec(3, topology={"name": "ring"}))
+    *_, last = records(simulator)[0]
+    scores = simulator.evaluate(simulator.simulations[0])
+    counts = torch.bincount(simulator.simulations[0].member.test.y).tolist()
+    weighted = sum(share * count for share, count in zip(scores["class_accuracy"], counts, strict=True))
+    assert weighted / sum(counts) == pytest.approx(last["accuracy"], abs=1e-12)
+    assert len(set(scores["class_accuracy"])) > 1
+    assert all(scores[key] == last[key] for key in ("accuracy", "test_loss", "mean_model_accuracy", "round"))
+
+
+@pytest.mark.parametrize("engine", ["auto", "rows"])
+@pytest.mark.parametrize("on", ["local", "both"])
+def test_local_evaluation_is_on_what_a_node_holds_and_does_not_train_on(start, engine, on):
+    simulator = start(spec(1, evaluation={"on": on}, topology={"name": "ring"}, runtime={"engine": engine}))
+    ((record,),) = records(simulator)
+    member = simulator.simulations[0].member
+    samples = member.training.samples
+    each = []
+    for node, (own, rest) in enumerate(zip(member.shards, member.local, strict=True)):
+        assert not set(own.tolist()) & set(rest.tolist())
+        x = samples.normalise(samples.x[rest])
+        each.append(accuracy(simulator, simulator.population.base[node], x, samples.y[rest]))
+    prefix = "" if on == "local" else "local_"
+    assert record["nodes"][f"{prefix}accuracy"] == pytest.approx(each, abs=1e-12)
+    assert record[f"{prefix}accuracy"] == pytest.approx(sum(each) / NODES, abs=1e-12)
+    assert record[f"{prefix}accuracy_worst"] == pytest.approx(min(each), abs=1e-12)
+    assert ("mean_model_accuracy" in record) == (on == "both")
+    if on == "both":
+        x, y, normalise = member.test
+        tested = [accuracy(simulator, row, normalise(x), y) for row in simulator.population.base]
+        assert record["nodes"]["accuracy"] == pytest.approx(tested, abs=1e-12)
+
+
+def test_evaluation_every_third_round_and_at_the_end(start):
+    found = records(start(spec(7, evaluation={"every": 3})))[0]
+    assert [record["round"] for record in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert [record["round"] for record in found if "accuracy" in record] == [3, 6, 7]
+    assert all("train_loss" in record and "disagreement" in record for record in found)
+
+
+def test_evaluating_less_often_changes_nothing_else(start):
+    often, seldom = (records(start(spec(4, evaluation={"every": every})))[0] for every in (1, 4))
+    assert often[-1] == seldom[-1]
+
+
+def test_a_round_records_the_rates_that_it_trained_with(start):
+    """A rate that halves every round: round r trains with base / 2^(r - 1)."""
+    found = records(start(spec(3, rates={"name": "exponential", "gamma": 0.5, "base": 0.02})))[0]
+    for record in found:
+        factor = 0.5 ** (record["round"] - 1)
+        assert record["layers"]["rate"] == [[pytest.approx(0.02 * factor)] * 3] * NODES
+        assert record["layers"]["multiplier"] == [[pytest.approx(factor)] * 3] * NODES
+
+
+@pytest.mark.parametrize("model", ["mlp", "small_cnn"])
+def test_packed_runs_have_the_bits_they_have_alone(start, model):
+    """Other seeds, rules, graphs, numbers of nodes and rounds in one population."""
+    chosen = {"name": model}
+    specs = [
+        spec(2, model=chosen),
+        spec(3, model=chosen, seed=2, topology={"name": "ring"}, rates={"name": "feda2l", "warmup_rounds": 0}),
+        spec(1, model=chosen, data={"nodes": 3, "partition": "iid"}, training={"momentum": 0.0, "batch_size": 16}),
+    ]
+    together = records(start(*specs))
+    for settings, packed in zip(specs, together, strict=True):
+        assert records(start(settings))[0] == packed
+
+
+@pytest.mark.parametrize("engine", ["auto", "rows"])
+def test_a_run_that_diverges_ends_alone_and_names_where(start, engine):
+    runtime = {"engine": engine}
+    sound, wild = spec(3, runtime=runtime), spec(3, runtime=runtime, rates={"name": "constant", "base": 1e6})
+    simulator = start(wild, sound)
+    failed, kept = records(simulator)
+    where = simulator.simulations[0].diverged
+    assert where is not None
+    assert where.round == len(failed) + 1
+    assert 0 <= where.node < NODES
+    assert where.layer in ("fc1", "fc2", "fc3")
+    assert len(kept) == 3
+    assert kept == records(start(sound))[0]
