@@ -34,9 +34,13 @@ class Images:
         channels, height, width = self.train_x.shape[1:]
         return channels, height, width
 
+    def affine(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Factor and offset a channel that normalise a pixel."""
+        return _affine(self.scale, self.mean, self.std, device)
+
     def normalise(self, x: Tensor) -> Tensor:
         """(x / scale - mean) / std per channel, float32, as one product and one sum on each pixel."""
-        factor, offset = _affine(self.scale, self.mean, self.std, x.device)
+        factor, offset = self.affine(x.device)
         # In place on a fresh copy: twice as fast as a product of mixed types (measured), and x stays as it is.
         return x.to(torch.float32, copy=True).mul_(factor).add_(offset)
 

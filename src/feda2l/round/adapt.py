@@ -9,7 +9,8 @@ from feda2l.layers import Layer
 from feda2l.rates.base import Measure
 from feda2l.round.states import Layout, Segment
 
-BLOCK = 1 << 20  # elements of a temporary: small enough for the cache, large enough for few calls
+# elements of a temporary: on a CPU small enough for the cache, on a GPU large enough for few kernels
+BLOCK = {"cpu": 1 << 20, "cuda": 1 << 28}
 
 
 class Columns:
@@ -53,21 +54,21 @@ class Columns:
 
     def _reduce(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor], like: Tensor) -> Tensor:
         """The sum of an elementwise expression over the columns of each layer, blocks of rows at a time."""
-        result = torch.zeros(len(like), len(self.segments), dtype=torch.float64)
+        result = torch.zeros(len(like), len(self.segments), dtype=torch.float64, device=like.device)
         for number, segments in enumerate(self.segments):
-            for rows, segment in _blocks(len(like), segments):
+            for rows, segment in _blocks(len(like), segments, BLOCK[like.device.type]):
 
                 def part(matrix: Tensor, rows: slice = rows, segment: Segment = segment) -> Tensor:
                     columns = matrix[..., segment.start : segment.stop]
                     return columns[rows] if matrix.dim() == 2 else columns
 
                 result[rows, number] += of(part).sum(dim=1, dtype=torch.float64)
-        return result
+        return result.cpu()
 
 
-def _blocks(rows: int, segments: list[Segment]) -> Iterator[tuple[slice, Segment]]:
+def _blocks(rows: int, segments: list[Segment], most: int) -> Iterator[tuple[slice, Segment]]:
     for segment in segments:
-        step = max(1, BLOCK // (segment.stop - segment.start))
+        step = max(1, most // (segment.stop - segment.start))
         for start in range(0, rows, step):
             yield slice(start, start + step), segment
 

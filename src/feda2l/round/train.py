@@ -33,16 +33,19 @@ class Training:
     drop_last: bool
     seed: int
 
-    def batches(self, shard: Tensor, node: int, round: int) -> list[Tensor]:
-        """The sample indices of each step of a round; every epoch is a fresh permutation of the node's shard."""
-        steps: list[Tensor] = []
+    def epoch_orders(self, shard: Tensor, node: int, round: int) -> list[Tensor]:
+        """The samples of each epoch of a round in their order: a fresh permutation of the node's shard."""
+        keep = len(shard) // self.batch_size * self.batch_size if self.drop_last else len(shard)
+        orders = []
         for epoch in range(self.epochs):
             generator = torch_generator(self.seed, node=node, round=round, purpose=f"batches/{epoch}")
-            order = shard[torch.randperm(len(shard), generator=generator)]
-            epoch_steps = order.split(self.batch_size)
-            keep = len(shard) // self.batch_size if self.drop_last else len(epoch_steps)
-            steps += epoch_steps[:keep]
-        return steps
+            orders.append(shard[torch.randperm(len(shard), generator=generator)[:keep]])
+        return orders
+
+    def batches(self, shard: Tensor, node: int, round: int) -> list[Tensor]:
+        """The sample indices of each step of a round."""
+        orders = self.epoch_orders(shard, node, round)
+        return [batch for order in orders for batch in order.split(self.batch_size)]
 
 
 class Hyperparameters(NamedTuple):
@@ -89,7 +92,7 @@ def train_node(
                 _update(
                     training.optimizer,
                     [parameters[i] for i in members],
-                    [_like(gradients[i], parameters[i]) for i in members],
+                    [in_memory_order(gradients[i], parameters[i]) for i in members],
                     [[kind[i] for i in members] for kind in memory],
                     steps,
                     rate,
@@ -107,7 +110,7 @@ def _equal_rates(rates: list[float]) -> list[tuple[float, list[int]]]:
     return list(groups.items())
 
 
-def _like(gradient: Tensor, parameter: Tensor) -> Tensor:
+def in_memory_order(gradient: Tensor, parameter: Tensor) -> Tensor:
     """The gradient in the parameter's memory format: the fused updates walk both in memory order."""
     if gradient.stride() == parameter.stride():
         return gradient

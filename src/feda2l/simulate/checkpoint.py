@@ -18,7 +18,7 @@ def tensors(simulation: Simulation) -> dict[str, Tensor]:
 
     `model.NAME` and `optimizer.KIND.NAME` are [nodes, *shape]; `rates.KEY` is the rule's state.
     """
-    state = {name: values.contiguous() for name, values in _views(simulation)}
+    state = {name: values.contiguous().cpu() for name, values in _views(simulation)}
     state |= {f"rates.{key}": value.contiguous() for key, value in simulation.rates.state_dict().items()}
     return state | {"round": torch.tensor(simulation.round)}
 

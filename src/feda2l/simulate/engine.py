@@ -1,7 +1,7 @@
 """What every engine does: train rows of the population, and score them. `Rows` does it one node at a time."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ class Member:
     local: list[Tensor]  # the rest of each node's samples
     test: Samples
     classes: int
+    affine: tuple[Tensor, Tensor] | None = None  # normalising as a factor and an offset a channel, for own kernels
 
 
 class TrainJob(NamedTuple):
@@ -175,26 +176,28 @@ class Rows(Engine):
     def recalibrate_row(self, row: int, run: int, node: int) -> None:
         member = self.members[run]
         point(self.model, self.population.layout.views(self.population.base[row]), self._buffers(row))
-        norms = [
-            m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats
-        ]
-        momenta = [norm.momentum for norm in norms]
-        self.model.eval()  # all but the norms: the statistics are of what evaluation will see, and nothing is drawn
-        for norm in norms:
-            norm.train()
-            norm.reset_running_stats()
-            norm.momentum = None  # the cumulative mean over the pass
         x, _, normalise = member.training.samples
-        with torch.no_grad():
-            # batches as equal as can be: each counts as much, and none is a single sample, which has no variance
-            shard = member.shards[node]
-            for batch in shard.tensor_split(-(-len(shard) // EVALUATION_BATCH)):
-                self.model(normalise(x[batch]))
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        recalibrate_statistics(self.model, member.shards[node], lambda batch: normalise(x[batch]))
 
     def _buffers(self, row: int) -> dict[str, Tensor]:
         return {name: values[row] for name, values in self.population.buffers.items()}
 
 
-__all__ = ["Engine", "Loss", "Member", "Rows", "Score", "ScoreJob", "TrainJob"]
+def recalibrate_statistics(model: nn.Module, shard: Tensor, inputs: Callable[[Tensor], Tensor]) -> None:
+    """Set every normalisation module's running statistics to the mean over one pass of a node's own samples."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    model.eval()  # all but the norms: the statistics are of what evaluation will see, and nothing is drawn
+    for norm in norms:
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # the cumulative mean over the pass
+    with torch.no_grad():
+        # batches as equal as can be: each counts as much, and none is a single sample, which has no variance
+        for batch in shard.tensor_split(-(-len(shard) // EVALUATION_BATCH)):
+            model(inputs(batch))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
+__all__ = ["Engine", "Loss", "Member", "Rows", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics"]

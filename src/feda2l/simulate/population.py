@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from feda2l.round.states import Layout
 
+CPU = torch.device("cpu")
 MEMORY = {"sgd": ("momentum",), "adam": ("first", "second"), "adamw": ("first", "second")}
 
 
@@ -25,20 +26,32 @@ class Population:
     `base` holds B at the start of a round and A after mixing; `trained` holds T.
     """
 
-    def __init__(self, model: nn.Module, rows: int, runs: int, optimizer: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: int,
+        runs: int,
+        optimizer: str,
+        *,
+        device: torch.device = CPU,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return (
+                shared_zeros(*shape, dtype=dtype) if device == CPU else torch.zeros(shape, dtype=dtype, device=device)
+            )
+
         self.layout = Layout.of(model)
+        self.device = device
         width = self.layout.width
-        self.base = shared_zeros(rows, width)
-        self.trained = shared_zeros(rows, width)
-        self.memory = {name: shared_zeros(rows, width) for name in MEMORY[optimizer]}
-        self.steps = shared_zeros(rows)  # of Adam; float32 because torch's fused kernel counts so
-        self.mean = shared_zeros(runs, width)
-        self.buffers = {
-            name: shared_zeros(rows, *buffer.shape, dtype=buffer.dtype) for name, buffer in model.named_buffers()
-        }
-        self.mean_buffers = {
-            name: shared_zeros(runs, *buffer.shape, dtype=buffer.dtype) for name, buffer in model.named_buffers()
-        }
+        self.base = zeros(rows, width)
+        self.trained = zeros(rows, width)
+        self.memory = {name: zeros(rows, width) for name in MEMORY[optimizer]}
+        self.steps = zeros(rows, dtype=torch.float32)  # of Adam; a float because torch's fused kernel counts so
+        self.mean = zeros(runs, width)
+        buffers = list(model.named_buffers())
+        self.buffers = {name: zeros(rows, *buffer.shape, dtype=buffer.dtype) for name, buffer in buffers}
+        self.mean_buffers = {name: zeros(runs, *buffer.shape, dtype=buffer.dtype) for name, buffer in buffers}
 
     def place(self, row: int, model: nn.Module) -> None:
         """Copy a model's parameters and buffers into a row."""

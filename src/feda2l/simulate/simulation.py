@@ -162,7 +162,7 @@ class Simulation:
 def _first_equal(matrices: list[Tensor]) -> list[int]:
     """For each row of the first matrix the first row that is equal to it, there and in every other tensor."""
     width = matrices[0].shape[1]
-    probe = matrices[0][:, :: max(1, width // 64)]  # a few columns tell most models apart
+    probe = matrices[0][:, :: max(1, width // 64)].cpu()  # a few columns tell most models apart
     found: dict[bytes, list[int]] = {}
     first = []
     for row in range(len(probe)):
@@ -176,7 +176,7 @@ def _first_equal(matrices: list[Tensor]) -> list[int]:
 
 def _mean(rows: Tensor) -> Tensor:
     """The mean over nodes, summed in float64 in ascending order."""
-    total = torch.zeros(rows.shape[1:], dtype=torch.float64)
+    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
     for row in rows:
         total += row
     return (total / len(rows)).to(rows.dtype)
