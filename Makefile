@@ -15,8 +15,8 @@ test-long: $(VENV)/.test lint ## everything, the tests that take minutes include
 	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples conftest.py
+	$(BIN)/ruff format --check src tests examples conftest.py
 	$(BIN)/mypy
 
 bench: $(VENV)/.demo         ## this engine beside a plain loop, both sides from one run

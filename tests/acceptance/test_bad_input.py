@@ -323,6 +323,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "no round": lambda data: data.replace(b'"round"', b'"rounc"', 1),
     "no rates": lambda data: data.replace(b'"rates.rates"', b'"rates.ratez"', 1),
     "no history": lambda data: data.replace(b'"rates.stability_history"', b'"rates.stability_hiztory"', 1),
+    "a flipped bit in its data": lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
     "another model": lambda data: data.replace(b'"model.fc1.bias"', b'"model.fc9.bias"', 1),
 }
 

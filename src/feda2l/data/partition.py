@@ -237,7 +237,8 @@ def _checked(labels: ArrayLike | Tensor, nodes: int, seed: int, min_size: int) -
     if nodes * min_size > len(array):
         raise FedA2LError(
             f"{nodes} nodes of at least {min_size} samples need {nodes * min_size} samples, there are {len(array)}; "
-            f"feasible: nodes <= {len(array) // min_size}, or min_size <= {len(array) // nodes}"
+            f"feasible: {f'nodes <= {len(array) // min_size}, or ' * (min_size <= len(array))}"
+            f"min_size <= {len(array) // nodes}"
         )
     return array
 

@@ -13,7 +13,8 @@ from feda2l.report.metrics import mean_and_std, rounds_over_seeds
 def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rounds: int, seconds: float) -> Table:
     """One row a method: rounds to target, best accuracy and time, over the summaries of its seeds."""
     count = sum(len(summaries) for summaries in runs.values())
-    table = Table(title=f"rounds to {target:.0%} and best accuracy over {max(map(len, runs.values()))} seeds")
+    seeds = max(map(len, runs.values()))
+    table = Table(title=f"rounds to {target:.0%} and best accuracy over {seeds} seed{'s' * (seeds > 1)}")
     table.add_column("rate rule", no_wrap=True)
     for column in ("reached", "median", "mean ± std", "best, %", "worst", "s a run"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -1,12 +1,13 @@
 """A run's state on disk: safetensors, written to a temporary file, synced and renamed; nothing is unpickled."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from feda2l.errors import FedA2LError, RunFailed
@@ -28,7 +29,8 @@ def save_checkpoint(simulation: Simulation, path: Path) -> None:
     temporary = path.with_suffix(".partial")
     try:
         with open(temporary, "wb") as file:
-            file.write(save(tensors(simulation)))
+            state = tensors(simulation)
+            file.write(save(state, {"sha256": _digest(state)}))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -43,11 +45,25 @@ def save_checkpoint(simulation: Simulation, path: Path) -> None:
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint, or an error that says what is wrong with the file."""
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            written = (file.metadata() or {}).get("sha256")
+        if written != _digest(state):
+            raise ValueError("its bytes are not those that were written")
+        return state
     except (SafetensorError, OSError, ValueError) as error:
         raise FedA2LError(
             f"{path}: is not a readable checkpoint ({error}); restore it from a copy, or start anew in another folder"
         ) from error
+
+
+def _digest(state: dict[str, Tensor]) -> str:
+    """sha256 over names and values: safetensors checks its header, not its data."""
+    total = hashlib.sha256()
+    for name in sorted(state):
+        total.update(name.encode())
+        total.update(state[name].numpy().tobytes())
+    return total.hexdigest()
 
 
 def restore(simulation: Simulation, path: Path) -> None:
