@@ -84,7 +84,7 @@ def measured(layout: Layout, layers: list[Layer], measure: Measure, rows: Tensor
 @pytest.mark.parametrize(("dtype", "rel"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("block", [1 << 20, 200])
 def test_signals_are_the_equations_layer_by_layer(measure, dtype, rel, block, monkeypatch):
-    monkeypatch.setitem(adapt.BLOCK, "cpu", block)
+    monkeypatch.setattr(adapt, "BLOCK", block)
     layout = Layout.of(Odd())
     base, trained, aggregated = states(layout, dtype)
     columns = Columns(layout, ODD_LAYERS, measure)

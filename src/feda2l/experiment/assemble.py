@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from feda2l.data import Images, find, partition
 from feda2l.errors import FedA2LError
+from feda2l.experiment.engines import choose_engine
 from feda2l.experiment.spec import Spec
 from feda2l.imports import import_object
 from feda2l.layers import Layer, find_layers
@@ -19,28 +20,29 @@ from feda2l.models import build
 from feda2l.randomness import derive_seed
 from feda2l.rates import Setting
 from feda2l.round.train import Loss, Samples, Training
-from feda2l.simulate.engine import Engine, Member, Rows
-from feda2l.simulate.population import Population, averaged_buffers
+from feda2l.simulate.engine import Engine, Member
+from feda2l.simulate.population import CPU, Population, averaged_buffers
 from feda2l.simulate.simulation import Simulation
-from feda2l.simulate.stacked import Stacked, is_perceptron
 from feda2l.topology import build as build_topology
 from feda2l.topology import build_mixing
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A data set with its samples wrapped once, so that packed runs share them."""
+    """A data set with its samples on the device that trains, wrapped once, so that packed runs share them."""
 
     images: Images
     train: Samples
     test: Samples
+    device: torch.device = CPU
 
     @classmethod
-    def of(cls, images: Images) -> "Loaded":
+    def of(cls, images: Images, device: torch.device = CPU) -> "Loaded":
         return cls(
             images,
-            Samples(images.train_x, images.train_y, images.normalise),
-            Samples(images.test_x, images.test_y, images.normalise),
+            Samples(images.train_x.to(device), images.train_y.to(device), images.normalise),
+            Samples(images.test_x.to(device), images.test_y.to(device), images.normalise),
+            device,
         )
 
 
@@ -52,6 +54,7 @@ class Assembled:
     simulation: Simulation
     model: nn.Module
     images: Images
+    device: torch.device
 
 
 def assemble(spec: Spec, data: Loaded) -> Assembled:
@@ -80,7 +83,7 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
     simulation = Simulation(
         name=spec.name,
         rounds=spec.rounds,
-        member=Member(training, shards, local, data.test, data.images.classes),
+        member=Member(training, shards, local, data.test, data.images.classes, data.images.affine(data.device)),
         layers=layers,
         mixing=build_mixing(graph, topology.weights, samples),
         rates=spec.rates.rule.start(_setting(spec, layers)),
@@ -92,15 +95,14 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
         every=spec.evaluation.every,
         on=spec.evaluation.on,
     )
-    return Assembled(spec, simulation, model, data.images)
+    return Assembled(spec, simulation, model, data.images, data.device)
 
 
 def populate(runs: Sequence[Assembled]) -> tuple[Population, Engine]:
     """The pack's population, every row at its start, and the engine that fits the model."""
     first = runs[0]
-    population = Population(
-        first.model, sum(run.simulation.nodes for run in runs), len(runs), first.spec.training.optimizer
-    )
+    rows = sum(run.simulation.nodes for run in runs)
+    population = Population(first.model, rows, len(runs), first.spec.training.optimizer, device=first.device)
     start = 0
     for number, run in enumerate(runs):
         run.simulation.join(population, start, number)
@@ -110,11 +112,7 @@ def populate(runs: Sequence[Assembled]) -> tuple[Population, Engine]:
                 model = new_model(run.spec, classes=images.classes, input=images.input, node=node)
             population.place(start + node, model)
         start += run.simulation.nodes
-    members = [run.simulation.member for run in runs]
-    asked = first.spec.runtime.engine
-    stacked = asked == "batched" or (asked == "auto" and is_perceptron(first.model))
-    kind = Stacked if stacked else Rows
-    return population, kind(first.model, population, members)
+    return population, choose_engine(runs, population)
 
 
 def pack_key(spec: Spec) -> tuple[Any, ...]:
@@ -122,7 +120,8 @@ def pack_key(spec: Spec) -> tuple[Any, ...]:
     name = spec.model.name or ""
     # a user's model may hold what is drawn at its start and never trained (frozen layers): one seed a pack
     seed = spec.seed if ":" in name else None
-    return spec.data.name, name, seed, spec.training.optimizer, spec.runtime.engine, spec.runtime.workers
+    runtime = spec.runtime.model_dump(exclude={"checkpoint_seconds"})
+    return spec.data.name, name, seed, spec.training.optimizer, *runtime.values()
 
 
 def new_model(spec: Spec, *, classes: int, input: tuple[int, ...], node: int = 0) -> nn.Module:
@@ -216,7 +215,7 @@ def _loss(spec: Spec) -> Loss:
 
 def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
     """Two samples through the model and the loss, so that a mismatch is an error now and not in a worker."""
-    x, y = data.images.normalise(data.train.x[:2]), data.train.y[:2]
+    x, y = data.images.normalise(data.images.train_x[:2]), data.images.train_y[:2]
     try:
         outputs = model.eval()(x)
         value = loss(outputs, y)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 from feda2l.errors import FedA2LError, RunFailed
 from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
 from feda2l.experiment.environment import environment
@@ -21,6 +23,32 @@ from feda2l.simulate.pool import default_processes
 from feda2l.simulate.simulator import Completed, Simulator
 
 OnRound = Callable[[dict[str, Any]], None]
+
+
+def run_packed(
+    runs: list[tuple[Spec, RunFolder]],
+    data: Loaded,
+    *,
+    resume: bool,
+    on_round: OnRound | None,
+    progress: bool,
+) -> list[RunFailed]:
+    """Run as one pack; where that is more than the GPU's memory holds, as two of half the size, and so on."""
+    try:
+        return Pack(runs, data, resume, on_round, progress).run()
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        if len(runs) == 1:
+            raise RunFailed(f"{runs[0][0].name}: the run does not fit the GPU's memory ({error})") from error
+    RunProgress("", 0, shown=progress).say(f"{len(runs)} runs do not fit the GPU's memory together: in two packs")
+    middle = len(runs) // 2
+    halves = (runs[:middle], runs[middle:])
+    # what a run had done is in its folder, so each half goes on from there
+    return [
+        failure
+        for half in halves
+        for failure in run_packed(half, data, resume=True, on_round=on_round, progress=progress)
+    ]
 
 
 class Pack:
@@ -82,7 +110,11 @@ class Pack:
         folder.summary.unlink(missing_ok=True)
         folder.write(folder.spec, assembled.spec.to_toml())
         facts = environment(
-            engine=engine, pack=len(self.members), classes=assembled.images.classes, input=assembled.images.input
+            engine=engine,
+            device=_device_name(assembled.device),
+            pack=len(self.members),
+            classes=assembled.images.classes,
+            input=assembled.images.input,
         )
         folder.write(folder.environment, json.dumps(facts, indent=2) + "\n")
 
@@ -151,6 +183,10 @@ def _diverged(assembled: Assembled) -> str:
         f"{assembled.spec.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
         f"became infinite or not a number; try a smaller rates.base (now {assembled.spec.rates.base:g})"
     )
+
+
+def _device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _cells(record: dict[str, Any]) -> int:

@@ -6,12 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import torch
 from torch import nn
 
 from feda2l import data as datasets
 from feda2l.errors import FedA2LError
 from feda2l.experiment.assemble import Loaded, new_model, pack_key
-from feda2l.experiment.pack import OnRound, Pack
+from feda2l.experiment.device import find_device
+from feda2l.experiment.pack import OnRound, run_packed
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.checkpoint import read_checkpoint
@@ -135,14 +137,17 @@ def run(
     packs: dict[Any, list[int]] = {}
     for number, spec in enumerate(wanted):
         packs.setdefault(pack_key(spec), []).append(number)
-    loaded: dict[str, Loaded] = {}
+    loaded: dict[tuple[str, torch.device], Loaded] = {}
     failures = []
     for numbers in packs.values():
-        name = wanted[numbers[0]].data.name
-        if name not in loaded:
-            loaded[name] = Loaded.of(datasets.load(name, data))
-        pack = Pack([(wanted[i], folders[i]) for i in numbers], loaded[name], resume, on_round, progress)
-        failures += pack.run()
+        first = wanted[numbers[0]]
+        with first.at_fault():
+            device = find_device(first.runtime)
+        place = first.data.name, device
+        if place not in loaded:
+            loaded[place] = Loaded.of(datasets.load(first.data.name, data), device)
+        members = [(wanted[i], folders[i]) for i in numbers]
+        failures += run_packed(members, loaded[place], resume=resume, on_round=on_round, progress=progress)
     if failures and single:
         raise failures[0]
     runs = [Run(folder.path) for folder in folders]

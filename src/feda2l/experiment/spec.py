@@ -186,11 +186,11 @@ class EvaluationSpec(Section):
 class RuntimeSpec(Section):
     """Where and how it runs; nothing here changes the result of a run that keeps the same-bytes promise."""
 
-    device: Literal["auto", "cpu"] = Field(default="auto")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: a GPU where there is one")
     engine: Literal["auto", "rows", "batched"] = Field(
         default="auto", description="auto keeps the same-bytes promise; batched trains all nodes in one kernel"
     )
-    precision: Literal["fp32"] = Field(default="fp32")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(default="fp32", description="of a GPU's products")
     deterministic: bool = Field(default=False, description="on a GPU; the CPU always is")
     workers: int | None = Field(default=None, ge=0, description="processes; default one a core, 0: none")
     checkpoint_seconds: NotNegative = Field(default=60.0, description="time between checkpoints")

@@ -10,9 +10,18 @@ from feda2l.errors import FedA2LError
 from feda2l.imports import import_object
 from feda2l.models.cnn import cnn, small_cnn
 from feda2l.models.mlp import mlp
+from feda2l.models.resnet import resnet18, resnet18_gn, resnet34, resnet34_gn
 from feda2l.names import look_up
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "small_cnn": small_cnn, "cnn": cnn}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "small_cnn": small_cnn,
+    "cnn": cnn,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet18_gn": resnet18_gn,
+    "resnet34_gn": resnet34_gn,
+}
 
 
 def build(name: str, *, classes: int = 10, input: tuple[int, ...] = (3, 32, 32)) -> nn.Module:

@@ -97,8 +97,13 @@ class Pool:
 
 
 def default_processes() -> int:
-    """One worker a core that this process may use; none where fork is not safe (macOS, Windows)."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
+    """One worker a core that this process may use; none where fork is not safe.
+
+    That is on macOS and Windows, and after CUDA was used: its threads do not come along.
+    """
+    if sys.platform != "linux" or torch.cuda.is_initialized():
+        return 0
+    return len(os.sched_getaffinity(0))
 
 
 def _work(target: object, pipe: Connection, inherited: list[Connection], parent: int) -> None:

@@ -58,9 +58,9 @@ class Simulation:
         """Take rows `start`... of a population."""
         self.start, self.number = start, number
         self.population = population
-        self.columns = Columns(population.layout, self.layers, self.measure)
+        self.columns = Columns(population.layout, self.layers, self.measure, population.device)
         # the disagreement is over all parameters, whatever the rule measures
-        self.all_columns = Columns(population.layout, self.layers, Measure())
+        self.all_columns = Columns(population.layout, self.layers, Measure(), population.device)
         self.slots = population.layout.layer_of_slots(self.layers)
 
     @property

@@ -1,0 +1,63 @@
+"""Which engine trains a pack: by device, by model, by what was asked for."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+
+from feda2l.errors import FedA2LError
+from feda2l.simulate.engine import Engine, Rows
+from feda2l.simulate.population import Population
+from feda2l.simulate.stacked import Stacked, is_perceptron
+
+if TYPE_CHECKING:
+    from feda2l.experiment.assemble import Assembled
+
+# compiling node-batched kernels takes about 20 s: worth it from so many samples on (measured on an H200)
+WORTH_COMPILING = 5_000_000
+
+
+def choose_engine(runs: "Sequence[Assembled]", population: Population) -> Engine:
+    """The engine for these runs; `auto` keeps the same-bytes promise on a CPU and takes the fastest on a GPU."""
+    first = runs[0]
+    asked, members = first.spec.runtime.engine, [run.simulation.member for run in runs]
+    if population.device.type == "cpu":
+        stacked = asked == "batched" or (asked == "auto" and is_perceptron(first.model))
+        return (Stacked if stacked else Rows)(first.model, population, members)
+    return _on_gpu(runs, population, asked)
+
+
+def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> Engine:
+    # imported on use: a machine without a GPU has no triton
+    from feda2l.simulate.cuda_graphs import CudaGraphs
+    from feda2l.simulate.cuda_stacked import CudaStacked
+
+    first, members = runs[0], [run.simulation.member for run in runs]
+    precision, deterministic = first.spec.runtime.precision, first.spec.runtime.deterministic
+    why = why_not_batched(runs)
+    if asked == "batched" and why:
+        raise FedA2LError(f'runtime.engine = "batched" is not possible on a GPU here: {why}')
+    samples = sum(run.spec.rounds * sum(map(len, run.simulation.member.shards)) for run in runs)
+    if asked == "batched" or (asked == "auto" and not why and samples >= WORTH_COMPILING):
+        return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)
+    return CudaGraphs(first.model, population, members, precision=precision, deterministic=deterministic)
+
+
+def why_not_batched(runs: "Sequence[Assembled]") -> str:
+    """Why node-batched kernels do not serve these runs; empty if they do."""
+    from feda2l.simulate.cuda_stacked import covers
+
+    trainings = [run.simulation.member.training for run in runs]
+    whole = all(
+        t.drop_last or all(len(shard) % t.batch_size == 0 for shard in run.simulation.member.shards)
+        for t, run in zip(trainings, runs, strict=True)
+    )
+    if not covers(runs[0].model):
+        return "the model is not a row of convolutions, poolings, linear layers and elementwise functions"
+    if runs[0].spec.runtime.deterministic:
+        return "runtime.deterministic is for the per-node engine"
+    if any(t.loss is not F.cross_entropy for t in trainings):
+        return "model.loss is not cross_entropy"
+    if len({t.batch_size for t in trainings}) > 1:
+        return "the runs differ in training.batch_size"
+    return "" if whole else "training.drop_last = false leaves smaller batches"

@@ -1,0 +1,237 @@
+"""What the GPU engines share: precision, scoring in large batches, and a round's samples, rates and momentum."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from feda2l.randomness import derive_seed
+from feda2l.round.train import Training
+from feda2l.simulate.cuda_kernels import count_step, take_batches, update_rows, update_table
+from feda2l.simulate.engine import Engine, Member, Score, ScoreJob, TrainJob, recalibrate_statistics
+from feda2l.simulate.population import Population, point
+
+EVALUATION_BATCH = 2500
+EVALUATION_STREAMS = 3
+WARM_UP = 3  # steps before a capture: cuDNN must have seen every shape and alignment
+
+
+class CudaEngine(Engine):
+    """Rows on a GPU: parameters, gradients, momentum and rates are rows of flat, aligned matrices on the card."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        population: Population,
+        members: Sequence[Member],
+        *,
+        precision: str = "fp32",
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(model, population, members)
+        self.precision, self.deterministic = precision, deterministic
+        base, slots = population.base, population.layout.slots
+        self.device, rows = base.device, len(base)
+        # bf16: convolutions and linear layers compute on a half-precision copy that the update kernel keeps true
+        self.half = torch.zeros_like(base, dtype=torch.bfloat16) if precision == "bf16" else None
+        self.dtype = base.dtype if self.half is None else torch.bfloat16
+        kinds = (nn.modules.conv._ConvNd, nn.Linear)
+        owners = {name for name, part in model.named_modules() if isinstance(part, kinds)}
+        self.in_half = [self.half is not None and slot.name.rpartition(".")[0] in owners for slot in slots]
+        self.table = update_table(population.layout, self.in_half, self.device)
+        self.rates = torch.zeros(rows, len(slots), dtype=base.dtype, device=self.device)
+        self.momentum = torch.zeros(rows, dtype=base.dtype, device=self.device)
+        self.weight_decays = torch.zeros_like(self.momentum)
+        self.counter = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.lengths = torch.zeros_like(self.counter)
+        self.total = torch.zeros(rows, dtype=torch.float64, device=self.device)
+        self.order = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
+        self.steps = population.steps
+        # several at a time: one model's convolutions fill the gaps of another's passes over memory
+        self.scorers = [
+            (copy.deepcopy(model).to(self.device), torch.cuda.Stream(self.device)) for _ in range(EVALUATION_STREAMS)
+        ]
+
+    def start(self, processes: int) -> None:
+        """Nothing to fork: the card is the worker."""
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
+        if not jobs:
+            return []
+        with self.numerics(), torch.no_grad():
+            present = torch.cuda.current_stream(self.device)
+            results = []
+            for number, job in enumerate(jobs):
+                model, stream = self.scorers[number % len(self.scorers)]
+                stream.wait_stream(present)
+                with torch.cuda.stream(stream):
+                    results.append(self._score(model, job))
+            for _, stream in self.scorers:
+                present.wait_stream(stream)
+            losses = torch.stack([loss for loss, _ in results]).tolist()
+            hits = torch.stack([hits for _, hits in results]).tolist()
+        return [Score(loss, own) for loss, own in zip(losses, hits, strict=True)]
+
+    def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
+        if not self.population.buffers:
+            return
+        with self.numerics():
+            for job in jobs:
+                x, _, normalise = self.training(job).samples
+                model = self.scorers[0][0]
+                self.point(model, self.population.base[job.row], job.row)
+                shard = self.shard(job).to(self.device)
+
+                def inputs(batch: Tensor, x: Tensor = x, normalise: Callable[[Tensor], Tensor] = normalise) -> Tensor:
+                    return self.inputs(normalise(x[batch]))
+
+                recalibrate_statistics(model, shard, inputs)
+
+    def training(self, job: TrainJob) -> Training:
+        return self.members[job.run].training
+
+    def shard(self, job: TrainJob) -> Tensor:
+        return self.members[job.run].shards[job.node]
+
+    def prepare(self, jobs: Sequence[TrainJob]) -> list[list[Tensor | None]]:
+        """Set this round's samples, rates and momentum; the steps of each job.
+
+        A step is None for a whole batch, whose samples stand in `order`, else a smaller batch's samples.
+        """
+        torch.cuda.manual_seed(derive_seed(self.training(jobs[0]).seed, round=jobs[0].round, purpose="layers"))
+        rows = torch.tensor([job.row for job in jobs], device=self.device)
+        plans: list[list[Tensor | None]] = []
+        lines: list[Tensor] = []
+        for job in jobs:
+            training, plan, line = self.training(job), list[Tensor | None](), list[Tensor]()
+            for epoch in training.epoch_orders(self.shard(job), job.node, job.round):
+                whole, rest = divmod(len(epoch), training.batch_size)
+                plan += [None] * whole + ([epoch[-rest:]] if rest else [])
+                # a smaller last batch fills its place in the line, so that step and place stay in step
+                line += [epoch] + ([epoch.new_zeros(training.batch_size - rest)] if rest else [])
+            plans.append(plan)
+            lines.append(torch.cat(line).int())
+        order = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+        if order.shape[1] > self.order.shape[1]:
+            self.order = torch.zeros(len(self.order), order.shape[1], dtype=torch.int32, device=self.device)
+            self.forget()
+        self.order[rows, : order.shape[1]] = order.to(self.device)
+        self.rates[rows] = torch.tensor([job.hyper.rates for job in jobs], dtype=self.rates.dtype).to(self.device)
+        for vector, values in (
+            (self.momentum, [job.hyper.momentum for job in jobs]),
+            (self.weight_decays, [self.training(job).weight_decay for job in jobs]),
+        ):
+            vector[rows] = torch.tensor(values, dtype=vector.dtype).to(self.device)
+        self.counter.zero_()
+        self.total.zero_()
+        self.lengths.zero_()
+        self.lengths[rows] = torch.tensor([len(plan) for plan in plans], device=self.device)
+        return plans
+
+    def forget(self) -> None:
+        """Captured steps know a buffer's address: drop them when it moves."""
+
+    def take(self, rows: slice, job: TrainJob, inputs: Tensor, targets: Tensor) -> None:
+        """inputs, targets <- the next batch of these rows."""
+        x, y, _ = self.training(job).samples
+        affine = self.members[job.run].affine
+        assert affine is not None
+        counted = (self.counter[rows], self.lengths[rows], self.steps[rows])
+        take_batches(self.order[rows], *counted, x, y, affine, inputs, targets)
+
+    def update(
+        self,
+        rows: slice,
+        job: TrainJob,
+        parameters: Tensor,
+        memory: list[Tensor],
+        half: Tensor | None,
+        addresses: Tensor,
+        losses: Tensor,
+    ) -> None:
+        """The optimiser's step of these rows, and the count."""
+        training, counter, lengths = self.training(job), self.counter[rows], self.lengths[rows]
+        update_rows(
+            training.optimizer,
+            parameters,
+            memory,
+            half,
+            addresses,
+            self.table,
+            self.rates[rows],
+            self.momentum[rows],
+            self.steps[rows],
+            counter,
+            lengths,
+            self.weight_decays[rows],
+        )
+        count_step(counter, lengths, losses, self.total[rows])
+
+    def empty_batch(self, job: TrainJob, rows: int) -> tuple[Tensor, Tensor]:
+        """Memory for the next batch of some rows: inputs channels last, targets."""
+        x, y, _ = self.training(job).samples
+        count = rows * self.training(job).batch_size
+        inputs = torch.empty((count, *x.shape[1:]), dtype=self.dtype, device=self.device)
+        targets = torch.empty(count, dtype=y.dtype, device=self.device)
+        return inputs.contiguous(memory_format=torch.channels_last), targets
+
+    def point(
+        self,
+        model: nn.Module,
+        row: Tensor,
+        number: int,
+        half: Tensor | None = None,
+        buffers: dict[str, Tensor] | None = None,
+    ) -> list[nn.Parameter]:
+        """Make a model's tensors views of a row; what computes in half precision, of the row's half-precision copy."""
+        views = self.population.layout.views(row)
+        if self.half is not None:
+            halves = self.population.layout.views(row.to(torch.bfloat16) if half is None else half)
+            views = [h if in_half else v for v, h, in_half in zip(views, halves, self.in_half, strict=True)]
+        buffers = self.population.buffers if buffers is None else buffers
+        return point(model, views, {name: values[number] for name, values in buffers.items()})
+
+    def inputs(self, values: Tensor) -> Tensor:
+        """Normalised samples in the precision and the memory format that the model computes in."""
+        values = values.to(self.dtype)
+        return values.contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
+
+    def outputs(self, values: Tensor) -> Tensor:
+        """What the loss is computed from: never less than the parameters' precision."""
+        return values.to(self.population.base.dtype)
+
+    def _score(self, model: nn.Module, job: ScoreJob) -> tuple[Tensor, Tensor]:
+        """Sum of the losses and right answers by class, still on the card: waiting is for the caller."""
+        member, mean = self.members[job.run], job.node is None
+        buffers = self.population.mean_buffers if mean else self.population.buffers
+        self.point(model, self.state(job), job.run if mean else job.row, buffers=buffers)
+        model.eval()
+        (x, y, normalise), chosen = self.samples(job)
+        if chosen is not None:
+            chosen = chosen.to(self.device)
+            x, y = x[chosen], y[chosen]
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        hits = torch.zeros(member.classes, dtype=torch.int64, device=self.device)
+        for start in range(0, len(y), EVALUATION_BATCH):
+            targets = y[start : start + EVALUATION_BATCH]
+            outputs = self.outputs(model(self.inputs(normalise(x[start : start + EVALUATION_BATCH]))))
+            loss += member.training.loss(outputs, targets).double() * len(targets)
+            hits.index_add_(0, targets, (outputs.argmax(dim=-1) == targets).long())
+        return loss, hits
+
+    @contextmanager
+    def numerics(self) -> Iterator[None]:
+        """The precision and the kernel plan that the run asked for, and the user's own afterwards."""
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        before = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.benchmark, cudnn.deterministic = not self.deterministic, self.deterministic
+        cudnn.allow_tf32 = matmul.allow_tf32 = self.precision != "fp32"
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before

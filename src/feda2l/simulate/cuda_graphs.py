@@ -1,0 +1,119 @@
+"""The general GPU engine: each node's training step captured once as a CUDA graph, replayed on the node's stream."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from feda2l.round.train import in_memory_order
+from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
+from feda2l.simulate.engine import TrainJob
+
+STREAMS = 16
+
+
+@dataclass
+class _Node:
+    """A row's own model object, whose tensors are views of the row, and its captured step."""
+
+    model: nn.Module
+    parameters: list[nn.Parameter]
+    stream: torch.cuda.Stream
+    addresses: Tensor  # of the gradients, for the update kernel
+    graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+    batch: tuple[Tensor, ...] = ()  # kept alive for the graph
+
+
+class CudaGraphs(CudaEngine):
+    """Any model. Unequal shards cost what they hold: a row's graph is replayed for as many steps as it has."""
+
+    name = "cuda_graphs"
+
+    def start(self, processes: int) -> None:
+        self.nodes: dict[int, _Node] = {}
+        self.streams = [torch.cuda.Stream(self.device) for _ in range(STREAMS)]
+        # graphs that share a stream run one after the other and can share memory
+        self.pools = [torch.cuda.graph_pool_handle() for _ in self.streams]
+
+    def close(self) -> None:
+        super().close()
+        self.nodes.clear()
+
+    def forget(self) -> None:
+        self.nodes.clear()
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[float]:
+        with self.numerics():
+            plans = self.prepare(jobs)
+            rows = torch.tensor([job.row for job in jobs], device=self.device)
+            self.population.trained[rows] = self.population.base[rows]
+            if self.half is not None:
+                self.half[rows] = self.population.base[rows].to(torch.bfloat16)
+            for job in jobs:
+                if job.row not in self.nodes:
+                    self.nodes[job.row] = self._capture(job)
+            present = torch.cuda.current_stream(self.device)
+            for stream in self.streams:
+                stream.wait_stream(present)
+            for step in range(max(map(len, plans))):
+                for job, plan in zip(jobs, plans, strict=True):
+                    if step < len(plan):
+                        self._step(job, plan[step])
+            for stream in self.streams:
+                present.wait_stream(stream)
+            totals = self.total.tolist()
+        return [totals[job.row] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
+
+    def _capture(self, job: TrainJob) -> _Node:
+        """Build a row's model over its views, warm it up and capture its step; the row is left as it was."""
+        population, row = self.population, job.row
+        model = copy.deepcopy(self.model).to(self.device).train()
+        parameters = self.point(model, population.trained[row], row, None if self.half is None else self.half[row])
+        stream = self.streams[row % len(self.streams)]
+        node = _Node(model, parameters, stream, torch.zeros(len(parameters), dtype=torch.int64, device=self.device))
+        node.batch = self.empty_batch(job, 1)
+        state = [population.trained[row], population.steps[row], self.counter[row], self.total[row]]
+        state += [matrix[row] for matrix in (*population.memory.values(), *population.buffers.values())]
+        state += [] if self.half is None else [self.half[row]]
+        before = [tensor.clone() for tensor in state]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._learn(node, job, *node.batch)
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.graph(node.graph, pool=self.pools[row % len(self.streams)], stream=stream):
+            gradients = self._learn(node, job, *node.batch)
+        node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in gradients]))
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
+        return node
+
+    def _step(self, job: TrainJob, batch: Tensor | None) -> None:
+        node = self.nodes[job.row]
+        with torch.cuda.stream(node.stream):
+            if batch is None:
+                node.graph.replay()
+                return
+            # a smaller last batch is rare and short, so it is not captured; the graph keeps its own addresses
+            (x, y, normalise), chosen = self.training(job).samples, batch.to(self.device)
+            loose = _Node(node.model, node.parameters, node.stream, torch.empty_like(node.addresses))
+            self.population.steps[job.row] += 1
+            self._learn(loose, job, self.inputs(normalise(x[chosen])), y[chosen], taken=True)
+
+    def _learn(self, node: _Node, job: TrainJob, inputs: Tensor, targets: Tensor, taken: bool = False) -> list[Tensor]:
+        """Batch, forward, backward and update of one row; returns the gradients, whose memory the update reads."""
+        rows = slice(job.row, job.row + 1)
+        population = self.population
+        if not taken:
+            self.take(rows, job, inputs, targets)
+        loss = self.training(job).loss(self.outputs(node.model(inputs)), targets)
+        gradients = torch.autograd.grad(loss, node.parameters, materialize_grads=True, allow_unused=True)
+        kept = [in_memory_order(g, p) for g, p in zip(gradients, node.parameters, strict=True)]
+        if not torch.cuda.is_current_stream_capturing():
+            node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
+        memory = [matrix[rows] for matrix in population.memory.values()]
+        half = None if self.half is None else self.half[rows]
+        self.update(rows, job, population.trained[rows], memory, half, node.addresses, loss.detach().view(1))
+        return kept

@@ -1,0 +1,264 @@
+"""The GPU engines against the CPU's, on a real GPU; skipped where there is none."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import feda2l
+from feda2l import data
+from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.spec import Spec
+from feda2l.simulate import population as population_module
+from feda2l.simulate.engine import Engine
+from feda2l.simulate.population import Population
+from feda2l.simulate.simulator import Simulator
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {
+    "data": {"nodes": 4, "partition": "iid", "train_fraction": 0.1, "min_size": 30},  # 3 steps a round
+    "topology": {"name": "ring"},
+    "model": {"name": "small_cnn"},
+}
+
+
+def merged(*specs: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for spec in specs:
+        for key, value in spec.items():
+            result[key] = {**result.get(key, {}), **value} if isinstance(value, dict) else value
+    return result
+
+
+def rounds(spec: dict[str, Any], count: int, device: str) -> tuple[Population, list[dict[str, Any]], Assembled]:
+    """Some rounds without a folder: the population and the records."""
+    place = CPU if device == "cpu" else torch.device("cuda", 0)
+    spec = merged(spec, {"runtime": {"device": device}})
+    run = assemble(Spec.parse(spec), Loaded.of(data.load("digits"), place))
+    population, engine = populate([run])
+    engine.start(0)
+    simulated = Simulator(run.model, population, engine, [run.simulation]).rounds()
+    records = [next(simulated)[0].record for _ in range(count)]
+    engine.close()
+    return population, records, run  # type: ignore[return-value]
+
+
+def difference(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first.cpu().double() - second.cpu().double()).norm() / first.cpu().double().norm())
+
+
+VARIANTS = [
+    {},
+    {"training": {"weight_decay": 1e-3}},
+    {"training": {"optimizer": "adam"}, "rates": {"base": 1e-3}},
+    {"training": {"optimizer": "adamw", "weight_decay": 1e-2}, "rates": {"base": 1e-3}},
+    {"training": {"momentum": 0.0}},
+    {"training": {"drop_last": False, "batch_size": 8, "epochs": 1}},
+    {"model": {"name": "mlp"}},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_ten_steps_in_fp32_equal_the_cpus(variant: dict[str, Any]) -> None:
+    spec = merged(SMALL, variant)
+    # Adam divides by the size of a gradient: where that is near 0, rounding decides its sign. float64 is tested below
+    tolerance = 1e-3 if "adam" in str(variant) else 1e-5
+    cpu, records, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 3, "cpu")
+    gpu, found, _ = rounds(spec, 3, "cuda")
+    assert difference(cpu.trained, gpu.trained) < tolerance
+    assert found[-1]["train_loss"] == pytest.approx(records[-1]["train_loss"], rel=tolerance)
+    assert found[-1]["accuracy"] == pytest.approx(records[-1]["accuracy"], abs=0.01)
+    assert found[-1]["disagreement"] == pytest.approx(records[-1]["disagreement"], rel=100 * tolerance)
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "mlp"])
+def test_node_batched_kernels_equal_the_per_node_path_after_ten_steps(name: str) -> None:
+    spec = merged(SMALL, {"model": {"name": name}})
+    rows, _, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 3, "cuda")
+    batched, _, _ = rounds(merged(spec, {"runtime": {"engine": "batched"}}), 3, "cuda")
+    assert difference(rows.trained, batched.trained) < 1e-5
+
+
+def test_unequal_shards_train_as_on_the_cpu() -> None:
+    spec = merged(SMALL, {"data": {"partition": "dirichlet", "train_fraction": 0.2, "min_size": 60, "alpha": 0.5}})
+    cpu, _, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 1, "cpu")
+    for engine in ("rows", "batched"):
+        gpu, _, _ = rounds(merged(spec, {"runtime": {"engine": engine}}), 1, "cuda")
+        assert difference(cpu.trained, gpu.trained) < 1e-4
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_round_in_float64_equals_the_cpus(optimizer: str) -> None:
+    states = {}
+    for device in ("cpu", "cuda"):
+        place = CPU if device == "cpu" else torch.device("cuda", 0)
+        spec = merged(
+            SMALL,
+            {"data": {"train_fraction": 0.75}, "runtime": {"device": device, "engine": "rows"}},
+            {"training": {"optimizer": optimizer, "weight_decay": 1e-3}, "rates": {"base": 1e-3}},
+        )
+        images = data.load("digits")
+        run = assemble(Spec.parse(spec), Loaded.of(images, place))
+        run.model.double()
+        population = Population(run.model, 4, 1, optimizer, device=place, dtype=torch.float64)
+        run.simulation.join(population, 0, 0)
+        for node in range(4):
+            population.place(node, run.model)
+        engine = _float64_engine(run, population)
+        engine.start(0)
+        next(Simulator(run.model, population, engine, [run.simulation]).rounds())
+        states[device] = population.base.clone()
+    assert difference(states["cpu"], states["cuda"]) < 1e-9
+
+
+def _float64_engine(run: Assembled, population: Population) -> Engine:
+    from feda2l.simulate.engine import Rows
+
+    member = run.simulation.member
+    normalise = member.training.samples.normalise
+    if population.device == CPU:
+        samples = member.training.samples._replace(normalise=lambda x: normalise(x).double())
+        object.__setattr__(member.training, "samples", samples)
+        object.__setattr__(member, "test", member.test._replace(normalise=lambda x: normalise(x).double()))
+        return Rows(run.model, population, [member])
+    from feda2l.simulate.cuda_graphs import CudaGraphs
+
+    return CudaGraphs(run.model, population, [member])
+
+
+def test_rates_follow_the_cpus() -> None:
+    spec = merged(
+        SMALL,
+        {"data": {"nodes": 10, "train_fraction": 0.2}, "model": {"name": "mlp"}},
+        {"rates": {"warmup_rounds": 2, "window": 3}},
+    )
+    _, expected, _ = rounds(spec, 8, "cpu")
+    _, found, _ = rounds(spec, 8, "cuda")
+    for one, other in zip(expected, found, strict=True):
+        rate, rate_ = torch.tensor(one["layers"]["rate"]), torch.tensor(other["layers"]["rate"])
+        assert torch.allclose(rate, rate_, rtol=1e-3)
+
+
+def test_bf16_learns_as_fp32_does() -> None:
+    spec = merged(SMALL, {"data": {"train_fraction": 0.75}, "rates": {"name": "constant"}})
+    _, fp32, _ = rounds(spec, 15, "cuda")
+    _, bf16, _ = rounds(merged(spec, {"runtime": {"precision": "bf16"}}), 15, "cuda")
+    assert bf16[-1]["accuracy"] == pytest.approx(fp32[-1]["accuracy"], abs=0.05)
+
+
+NORMS = """
+from torch import nn
+def net(classes, input):
+    return nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.0), nn.Flatten(),
+                         nn.Linear(8 * 36, classes))
+"""
+
+
+@pytest.fixture
+def norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    (tmp_path / "norms_for_gpu.py").write_text(NORMS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return merged(SMALL, {"model": {"name": "norms_for_gpu:net"}})
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "recalibrate"])
+def test_statistics_follow_their_policy_as_on_the_cpu(policy: str, norms: dict[str, Any]) -> None:
+    spec = merged(norms, {"algorithm": {"buffers": policy}})
+    cpu, expected, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 2, "cpu")
+    gpu, found, _ = rounds(spec, 2, "cuda")
+    for name, values in cpu.buffers.items():
+        assert torch.allclose(values.double(), gpu.buffers[name].cpu().double(), rtol=1e-4, atol=1e-5), name
+    assert found[-1]["test_loss"] == pytest.approx(expected[-1]["test_loss"], rel=1e-3)
+
+
+FILES = ("rounds.jsonl", "checkpoint.safetensors")
+DETERMINISTIC = merged(SMALL, {"rounds": 6, "runtime": {"deterministic": True, "device": "cuda", "engine": "rows"}})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_deterministic_runs_give_the_same_bytes_alone_and_packed(precision: str, tmp_path: Path) -> None:
+    specs = [
+        merged(DETERMINISTIC, {"name": f"r{seed}", "seed": seed, "runtime": {"precision": precision}})
+        for seed in (1, 2, 3)
+    ]
+    alone = [feda2l.run(spec, out=tmp_path / f"{spec['name']}-alone", progress=False) for spec in specs]
+    again = feda2l.run(specs[0], out=tmp_path / "again", progress=False)
+    packed = feda2l.run(specs, out=tmp_path / "pack", progress=False)
+    assert content(alone[0].path) == content(again.path)
+    for one, other in zip(alone, packed, strict=True):
+        assert content(one.path) == content(other.path)
+
+
+def test_a_diverging_run_leaves_the_others_bits_alone(tmp_path: Path) -> None:
+    good = merged(DETERMINISTIC, {"name": "good"})
+    bad = merged(DETERMINISTIC, {"name": "bad", "rates": {"name": "constant", "base": 1e9}})
+    alone = feda2l.run(good, out=tmp_path / "alone", progress=False)
+    packed = feda2l.run([bad, good], out=tmp_path / "pack", progress=False)
+    assert packed[0].summary["status"] == "diverged"
+    assert content(packed[1].path) == content(alone.path)
+
+
+def test_kill_9_and_resume_give_the_same_bytes(tmp_path: Path) -> None:
+    spec = merged(DETERMINISTIC, {"rounds": 60, "runtime": {"checkpoint_seconds": 0}})
+    whole = feda2l.run(spec, out=tmp_path / "whole", progress=False)
+    sets = [
+        f"--set={section}.{k}={json.dumps(v)}"
+        for section, t in spec.items()
+        if section != "rounds"
+        for k, v in t.items()
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "feda2l",
+        "run",
+        *sets,
+        "--set=rounds=60",
+        "--out",
+        str(tmp_path / "cut"),
+        "--resume",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    lines = tmp_path / "cut" / "rounds.jsonl"
+    while not (lines.exists() and lines.read_bytes().count(b"\n") > 5) and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    assert content(whole.path) == content(tmp_path / "cut")
+
+
+def test_more_runs_than_the_memory_holds_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = population_module.Population.__init__
+
+    def small(self: Population, model: Any, rows: int, *rest: Any, **options: Any) -> None:
+        if rows > 8:  # a card that holds two runs of four nodes: a real request that no card can meet
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        full(self, model, rows, *rest, **options)
+
+    monkeypatch.setattr(population_module.Population, "__init__", small)
+    runs = feda2l.run(
+        [merged(DETERMINISTIC, {"name": f"r{seed}", "seed": seed, "rounds": 2}) for seed in range(1, 5)],
+        out=tmp_path,
+        progress=False,
+    )
+    assert [run.summary["pack"] for run in runs] == [2, 2, 2, 2]
+
+
+def test_a_user_who_asks_for_the_cpu_gets_it_after_cuda_was_used(tmp_path: Path) -> None:
+    torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+    run = feda2l.run(merged(SMALL, {"rounds": 2, "runtime": {"device": "cpu"}}), out=tmp_path / "run", progress=False)
+    assert run.summary["engine"] == "rows"
