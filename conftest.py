@@ -2,4 +2,4 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("triton") else ["src/feda2l/simulate/cuda_*.py"]
+collect_ignore_glob = [] if find_spec("triton") else ["src/feda2l/*/cuda_*.py"]

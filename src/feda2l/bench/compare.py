@@ -3,13 +3,14 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from feda2l.bench import works
 from feda2l.errors import FedA2LError
+from feda2l.experiment.device import why_no_gpu
 from feda2l.experiment.environment import environment
 from feda2l.names import look_up
 from feda2l.simulate.pool import default_processes
@@ -19,7 +20,8 @@ BUSY = 0.5  # load average from which on the figures are not to be trusted
 
 def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
     """Measure (only some) works on this machine and print a line for each: its name first, its figure last."""
-    chosen = {name: look_up(name, works.WORKS, "--only") for name in only or works.WORKS}
+    known = works.WORKS | (_gpu_works() if not why_no_gpu() else {})
+    chosen = {name: look_up(name, known, "--only") for name in only or known}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     facts = environment(threads_of_plain=torch.get_num_threads(), workers_of_ours=default_processes(), load=load)
     if load is not None and load > BUSY:
@@ -34,10 +36,16 @@ def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
     for name, work in chosen.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         result = work()
-        print(f"{name:<14} {result.what}: {result.outcome}  {result.figure}", flush=True)
+        print(f"{name:<16} {result.what}: {result.outcome}  {result.figure}", flush=True)
         report[name] = {"figure": result.figure, "what": result.what, **result.numbers}
     if json_file:
         try:
             json_file.write_text(json.dumps({"environment": facts, "works": report}, indent=2) + "\n")
         except OSError as error:
             raise FedA2LError(f"--json {json_file}: cannot be written: {error.strerror}") from error
+
+
+def _gpu_works() -> dict[str, Callable[[], works.Result]]:
+    from feda2l.bench.gpu_works import GPU_WORKS
+
+    return GPU_WORKS

@@ -56,17 +56,29 @@ class PlainLoop:
         total = sum(map(len, shards))
         return cls(models, loaders, optimizers, [len(shard) / total for shard in shards])
 
+    def on(self, device: str, nodes: int) -> Self:
+        """The first nodes of it with their models on another device; batches are copied there one by one."""
+        for model in self.models[:nodes]:
+            model.to(device)
+        return type(self)(self.models[:nodes], self.loaders[:nodes], self.optimizers[:nodes], self.weights[:nodes])
+
     def round(self) -> None:
         """An epoch on every node, then the average of all."""
+        self.epoch()
+        average(self.models, self.weights)
+
+    def epoch(self) -> None:
+        """An epoch on every node."""
         for model, loader, optimizer in zip(self.models, self.loaders, self.optimizers, strict=True):
             train(model, loader, optimizer)
-        average(self.models, self.weights)
 
 
 def train(model: nn.Module, loader: Loader, optimizer: torch.optim.Optimizer) -> None:
     """One epoch."""
     model.train()
+    device = next(model.parameters()).device
     for x, y in loader:
+        x, y = x.to(device), y.to(device)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
