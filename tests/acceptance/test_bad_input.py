@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import feda2l
 
@@ -125,6 +126,7 @@ OVERRIDES = {
     "a key below a number": ("rounds.x=1", "rounds"),
     "a hypercube of ten nodes": ("topology.name=hypercube", "data.nodes"),
     "a batch larger than any shard": ("training.batch_size=64", "256 samples"),
+    "half precision on a CPU": ("runtime.precision=bf16", "GPU"),
 }
 
 
@@ -134,6 +136,11 @@ def test_a_mistake_in_an_override_names_the_flag_and_not_the_file(override: str,
     outcome = cli("run", "sound.toml", "--set", override)
     refused(outcome, f"--set {override}", word)
     assert "sound.toml" not in outcome.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_refused_with_the_reason(cli: Cli) -> None:
+    refused(cli("run", "--set", "runtime.device=cuda"), "--set runtime.device=cuda", "not available")
 
 
 def test_a_mistake_in_the_file_is_not_put_down_to_an_override_beside_it(cli: Cli) -> None:

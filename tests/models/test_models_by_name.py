@@ -19,6 +19,14 @@ def size(model) -> int:
         ("cnn", 10, (3, 32, 32), 878_538, 4),  # spec E
         ("cnn", 100, (3, 32, 32), 924_708, 4),
         ("cnn", 200, (3, 64, 64), 5_694_600, 4),
+        ("resnet18", 10, (3, 32, 32), 11_173_962, 41),
+        ("resnet18", 100, (3, 32, 32), 11_220_132, 41),
+        ("resnet18", 200, (3, 64, 64), 11_271_432, 41),
+        ("resnet34", 10, (3, 32, 32), 21_282_122, 73),
+        ("resnet34", 100, (3, 32, 32), 21_328_292, 73),
+        ("resnet34", 200, (3, 64, 64), 21_379_592, 73),
+        ("resnet18_gn", 10, (3, 32, 32), 11_173_962, 41),  # GroupNorm has as many parameters as BatchNorm
+        ("resnet34_gn", 10, (3, 32, 32), 21_282_122, 73),
         ("mlp", 10, (1, 8, 8), 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10, 3),
         ("small_cnn", 10, (1, 8, 8), 9 * 16 + 16 + 9 * 16 * 32 + 32 + 32 * 16 * 10 + 10, 3),
     ],
@@ -55,6 +63,11 @@ def test_pictures_too_small_for_the_cnn_are_an_error_that_names_another_model(si
 
 def test_the_smallest_pictures_that_the_cnn_takes():
     assert build("cnn", input=(1, 16, 16))(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
+
+
+def test_groupnorm_has_no_statistics_to_exchange():
+    assert list(build("resnet18_gn").buffers()) == []
+    assert len(list(build("resnet18").buffers())) == 3 * 20
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp", "small_cnn"])

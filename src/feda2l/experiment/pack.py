@@ -18,8 +18,10 @@ from feda2l.experiment.records import RunFolder
 from feda2l.experiment.resume import check_same_run, continued, finished, saved_spec
 from feda2l.experiment.spec import Spec
 from feda2l.experiment.summary import summarise
+from feda2l.round.states import Layout
 from feda2l.simulate.checkpoint import restore, save_checkpoint
 from feda2l.simulate.pool import default_processes
+from feda2l.simulate.population import MEMORY
 from feda2l.simulate.simulator import Completed, Simulator
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -88,6 +90,7 @@ class Pack:
             for _, folder in self.members:
                 folder.open()
                 stack.callback(folder.close)
+            check_memory([assembled for assembled, _ in self.members])
             population, engine = populate([assembled for assembled, _ in self.members])
             simulations = [assembled.simulation for assembled, _ in self.members]
             for assembled, folder in self.members:
@@ -96,8 +99,14 @@ class Pack:
             engine.start(default_processes() if workers is None else workers)
             stack.callback(engine.close)
             simulator = Simulator(assembled.model, population, engine, simulations)
-            self._loop(simulator, stack)
-            return self._end(simulator)
+            try:
+                self._loop(simulator, stack)
+                return self._end(simulator)
+            except torch.AcceleratorError as error:
+                raise RunFailed(
+                    f"the GPU failed ({str(error).splitlines()[0]}); nothing before the last checkpoint is lost: start "
+                    "again with --resume"
+                ) from error
 
     def _begin(self, assembled: Assembled, folder: RunFolder, engine: str) -> None:
         simulation = assembled.simulation
@@ -174,6 +183,23 @@ class Pack:
         for note in self.notes:
             progress.say(note)
         self.notes = []
+
+
+def check_memory(runs: list[Assembled]) -> None:
+    """Refuse a pack that is larger than the GPU's free memory before it starts, as running out would later.
+
+    A row is its parameters twice, the optimiser's memory and the half-precision copy, and once more all of that for
+    the copies and gradients of the engines; activations of a batch are small beside it.
+    """
+    first = runs[0]
+    if first.device.type == "cpu":
+        return
+    width = Layout.of(first.model).width
+    states = 2 + len(MEMORY[first.spec.training.optimizer])
+    need = sum(run.simulation.nodes for run in runs) * width * (4 * states + 2) * 2
+    free, _ = torch.cuda.mem_get_info(first.device)
+    if need > free:
+        raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
 
 
 def _diverged(assembled: Assembled) -> str:
