@@ -12,7 +12,7 @@ T = TypeVar("T")
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint that ends an error message: the nearest name, or all of them."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 

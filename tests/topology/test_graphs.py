@@ -111,7 +111,7 @@ def test_every_name_has_a_description() -> None:
 @pytest.mark.parametrize(
     ("name", "nodes", "options", "says"),
     [
-        ("rnig", 4, {}, r'topology\.name = "rnig".*did you mean "ring"'),
+        ("rnig", 4, {}, r"topology\.name = 'rnig'.*did you mean 'ring'"),
         ("", 4, {}, r"topology\.name.*known: full, ring"),
         ("ring", 0, {}, r"data\.nodes = 0.*at least 1"),
         ("isolated", -2, {}, r"data\.nodes = -2"),

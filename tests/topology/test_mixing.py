@@ -161,7 +161,7 @@ def test_messages_count_who_is_sent_to() -> None:
 
 
 def test_bad_weights() -> None:
-    with pytest.raises(FedA2LError, match=r'topology\.weights = "sample".*did you mean "samples"'):
+    with pytest.raises(FedA2LError, match=r"topology\.weights = 'sample'.*did you mean 'samples'"):
         mixing("ring", 4, "sample")
     with pytest.raises(FedA2LError, match=r'topology\.weights = "metropolis".*"exponential" is directed'):
         mixing("exponential", 6, "metropolis")

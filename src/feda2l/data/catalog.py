@@ -1,6 +1,5 @@
 """The data sets by name: what each is, where it comes from, how it is loaded. A new one is a new entry."""
 
-import difflib
 import hashlib
 import os
 import tarfile
@@ -13,6 +12,7 @@ from feda2l.data import cifar, download, images
 from feda2l.data.download import Archive, data_folder, digest
 from feda2l.data.images import Images
 from feda2l.errors import FedA2LError
+from feda2l.names import look_up
 
 Folder = str | os.PathLike[str] | None
 
@@ -90,11 +90,7 @@ class Verdict:
 
 def find(name: str) -> Entry:
     """The entry of that name; a wrong name is an error that says the nearest right one."""
-    if name in CATALOG:
-        return CATALOG[name]
-    near = difflib.get_close_matches(name.lower(), CATALOG, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise FedA2LError(f"no data set is called {name!r}; {hint}there are {', '.join(CATALOG)}")
+    return look_up(name, CATALOG, "data.name")
 
 
 def load(name: str, folder: Folder = None) -> Images:

@@ -4,14 +4,14 @@ An edge j -> i means that i receives the row of j: j is an in-neighbour of i. Gr
 neighbour ids, so a sparse graph of 10,000 nodes stays small; nothing here builds an N x N array.
 """
 
-import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from feda2l.errors import FedA2LError
+from feda2l.names import look_up
 from feda2l.randomness import derive_seed
 from feda2l.topology.edges import Period, connected, heard, reverse, undirected
 from feda2l.topology.file import read_arcs
@@ -68,27 +68,18 @@ def build(name: str, nodes: int, *, k: int = 7, p: float = 0.3, seed: int = 1, f
     `k` is the degree of `k_regular` and the out-degree of `random_out`; `p` the chance of an edge in
     `erdos_renyi`; `seed` draws these three; `file` is read by `file`. One node has no neighbours, whatever the name.
     """
-    if name not in TOPOLOGIES:
-        raise unknown("topology.name", name, NAMES)
+    draw, _ = look_up(name, TOPOLOGIES, "topology.name")
     if nodes < 1:
         raise FedA2LError(f"data.nodes = {nodes}: a network needs at least 1 node")
     if nodes == 1 and name != "file":
         return Topology(name, 1, (((),),), directed=False)
-    period = TOPOLOGIES[name][0](Options(nodes, k, p, seed, file))
+    period = draw(Options(nodes, k, p, seed, file))
     if name != "isolated" and not connected(period):
         raise FedA2LError(
             f'topology.name = "{name}" gives a graph in which some nodes never hear from some others; '
             f'add edges, or use topology.name = "isolated" for nodes that train alone'
         )
     return Topology(name, nodes, period, directed=any(reverse(phase) != phase for phase in period))
-
-
-def unknown(key: str, value: str, known: Iterable[str]) -> FedA2LError:
-    """The error for a name that is in no table; it suggests the nearest one."""
-    known = list(known)
-    near = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
-    hint = f'did you mean "{near[0]}"? ' if near else ""
-    return FedA2LError(f'{key} = "{value}" is not known; {hint}known: {", ".join(known)}')
 
 
 # --- graphs given by a rule --------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feda2l.errors import FedA2LError
+from feda2l.names import look_up
 from feda2l.topology.edges import Phase
-from feda2l.topology.graphs import Topology, unknown
+from feda2l.topology.graphs import Topology
 from feda2l.topology.spectrum import perron, spectral_gap
 
 WEIGHTS = ("samples", "uniform", "metropolis")
@@ -213,8 +214,7 @@ def build_mixing(topology: Topology, weights: str, samples: Sequence[int]) -> Mi
 
     Every row sums to 1. Weights are float64 and are rounded once, to the dtype of the matrix they meet.
     """
-    if weights not in WEIGHTS:
-        raise unknown("topology.weights", weights, WEIGHTS)
+    look_up(weights, dict.fromkeys(WEIGHTS), "topology.weights")
     if weights == "metropolis" and topology.directed:
         raise FedA2LError(
             f'topology.weights = "metropolis" needs an undirected graph and topology.name = "{topology.name}" '
