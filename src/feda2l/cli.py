@@ -83,8 +83,8 @@ def run(
 
 
 @app.command(name="list")
-def list_(what: Literal["algorithms", "rates", "topologies", "datasets", "models"] | None = None, /) -> None:
-    """What there is: algorithms, rate rules, topologies, data sets, models."""
+def list_(what: Literal["algorithms", "rates", "topologies", "datasets", "models", "keys"] | None = None, /) -> None:
+    """What there is: algorithms, rate rules, topologies, data sets, models, keys of a spec."""
     from feda2l.report.catalogue import catalogue
 
     for table in catalogue(what):
@@ -204,7 +204,8 @@ def _show_partition(spec: Any, data: Path | None, out: Path | None) -> None:
     counts = table(images.train_y, parts, images.classes)
     Console().print(partition_table(counts, images.class_names))
     path = Path(f"{spec.name}-partition.png") if out is None else Path(f"{out}-partition.png")
-    title = f"{spec.data.name}, {spec.data.nodes} nodes, {spec.data.partition}"
+    skew = f" {spec.data.alpha:g}" if spec.data.partition == "dirichlet" else ""
+    title = f"{spec.data.name}, {spec.data.nodes} nodes, {spec.data.partition}{skew}"
     plot_partition(counts, images.class_names, title, path)
     print(f"figure: {path}")
 

@@ -1,4 +1,4 @@
-"""May this spec go on in that folder? A resumed run may have more rounds and another runtime, nothing else."""
+"""May this spec go on in that folder? A resumed run may have more rounds and run elsewhere, nothing else."""
 
 import json
 from typing import Any
@@ -6,6 +6,9 @@ from typing import Any
 from feda2l.errors import FedA2LError
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.spec import Spec
+
+# what a resumed run may change: it goes on to more rounds, or in another place
+FREE = ("rounds", "runtime.device", "runtime.workers", "runtime.checkpoint_seconds")
 
 
 def saved_spec(folder: RunFolder) -> Spec | None:
@@ -22,10 +25,10 @@ def continued(spec: Spec, saved: Spec | None) -> Spec:
 
 
 def check_same_run(spec: Spec, saved: Spec, folder: RunFolder) -> None:
-    """A resumed run may have more rounds and another runtime; everything else must be as it was."""
+    """Everything that is not `FREE` must be as it was: the engine and the precision too, since they decide the bits."""
     new, old = _flat(spec), _flat(saved)
     changed = [key for key in sorted(new.keys() | old.keys()) if new.get(key) != old.get(key)]
-    changed = [key for key in changed if key != "rounds" and not key.startswith("runtime.")]
+    changed = [key for key in changed if key not in FREE]
     if changed:
         lines = [f"  {key}: {old.get(key)!r} in the folder, {new.get(key)!r} now" for key in changed]
         raise FedA2LError(

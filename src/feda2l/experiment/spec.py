@@ -164,10 +164,10 @@ class TrainingSpec(Section):
     """Local training between two exchanges."""
 
     epochs: Count = Field(default=1, description="local epochs a round")
-    batch_size: Count = Field(default=10)
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd")
+    batch_size: Count = Field(default=10, description="samples a step")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="sgd, adam or adamw")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
-    weight_decay: NotNegative = Field(default=0.0)
+    weight_decay: NotNegative = Field(default=0.0, description="decoupled with adamw")
     drop_last: bool = Field(default=True, description="drop a last incomplete batch")
     momentum_state: Literal["keep", "reset", "average"] = Field(
         default="keep", description="what happens to the optimizer's state at each mixing"
@@ -200,8 +200,8 @@ class Spec(Section):
     """A whole run. Every key has a default, so a file holds only what differs."""
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run's folder")
-    seed: int = Field(default=1, ge=0)
-    rounds: Count = Field(default=100)
+    seed: int = Field(default=1, ge=0, description="of the start and the batches")
+    rounds: Count = Field(default=100, description="communication rounds")
     data: DataSpec = Field(default_factory=DataSpec)
     model: ModelSpec = Field(default_factory=ModelSpec)
     topology: TopologySpec = Field(default_factory=TopologySpec)

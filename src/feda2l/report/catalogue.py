@@ -8,6 +8,7 @@ from rich.table import Table
 
 from feda2l.algorithms import ALGORITHMS
 from feda2l.data import CATALOG
+from feda2l.experiment.spec import NamedSection, Section, Spec
 from feda2l.models import MODELS
 from feda2l.rates import RULES
 from feda2l.rates.feda2l import FedA2LRule
@@ -43,6 +44,7 @@ def catalogue(what: str | None = None) -> list[Table]:
                 ('"package.module:Class"', "your own torch.nn.Module"),
             ],
         ),
+        "keys": lambda: _table("keys of a spec", ("key", "default", "what it is"), _keys()),
     }
     return [make() for name, make in tables.items() if what in (None, name)]
 
@@ -54,6 +56,19 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) ->
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _keys() -> Iterable[tuple[str, str, str]]:
+    """Every key of a spec with its default; what is empty is left out of a resolved spec."""
+    for name, field in Spec.model_fields.items():
+        section = field.annotation
+        if not (isinstance(section, type) and issubclass(section, Section)):
+            yield name, str(field.default), field.description or ""
+            continue
+        for key, inner in section.model_fields.items():
+            yield f"{name}.{key}", "" if inner.default is None else str(inner.default), inner.description or ""
+        if issubclass(section, NamedSection):
+            yield f"{name}. ...", "", f"and the parameters of the one named: feda2l list {name.rstrip('s')}s"
 
 
 def _parameters(kind: Any) -> str:

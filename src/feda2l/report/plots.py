@@ -67,7 +67,7 @@ def plot_partition(counts: NDArray[np.int64], class_names: Sequence[str], title:
     node, label = np.nonzero(counts)
     size = counts[node, label]
     axes.scatter(label, node, s=220 * size / max(size.max(), 1), alpha=0.7)
-    axes.set(xlabel="class", ylabel="node", title=title, xlim=(-1, classes), ylim=(nodes, -1))
+    axes.set(xlabel="class", ylabel="node", title=title, xlim=(-0.7, classes - 0.3), ylim=(nodes - 0.3, -0.7))
     if classes <= 20:
         axes.set_xticks(range(classes), class_names, rotation=45 if max(map(len, class_names)) > 3 else 0)
     axes.grid(alpha=0.2)
