@@ -55,9 +55,10 @@ def batches_of(run: Assembled, round: int) -> list[list[list[int]]]:
 def test_a_round_of_the_plain_loop_gives_our_models(spec, images):
     run = run_of(spec, images())
     plain = PlainLoop.of(run, batches_of(run, round=1))
-    population, engine = populate([run])
+    engine = populate([run])
+    population = engine.population
     before = population.base.clone()
-    next(Simulator(run.model, population, engine, [run.simulation]).rounds())
+    next(Simulator(engine, [run.simulation]).rounds())
     plain.round()
     for node, model in enumerate(plain.models):
         ours = population.layout.views(population.base[node])

@@ -44,9 +44,10 @@ def rounds(spec: dict[str, Any], count: int, device: str) -> tuple[Population, l
     place = CPU if device == "cpu" else torch.device("cuda", 0)
     spec = merged(spec, {"runtime": {"device": device}})
     run = assemble(Spec.parse(spec), Loaded.of(data.load("digits"), place))
-    population, engine = populate([run])
+    engine = populate([run])
+    population = engine.population
     engine.start(0)
-    simulated = Simulator(run.model, population, engine, [run.simulation]).rounds()
+    simulated = Simulator(engine, [run.simulation]).rounds()
     records = [next(simulated)[0].record for _ in range(count)]
     engine.close()
     return population, records, run  # type: ignore[return-value]
@@ -115,7 +116,7 @@ def test_a_round_in_float64_equals_the_cpus(optimizer: str) -> None:
             population.place(node, run.model)
         engine = _float64_engine(run, population)
         engine.start(0)
-        next(Simulator(run.model, population, engine, [run.simulation]).rounds())
+        next(Simulator(engine, [run.simulation]).rounds())
         states[device] = population.base.clone()
     assert difference(states["cpu"], states["cuda"]) < 1e-9
 

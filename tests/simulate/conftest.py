@@ -36,10 +36,10 @@ def start(digits: Loaded) -> Iterator[Callable[..., Simulator]]:
 
     def make(*specs: dict[str, Any], workers: int = 0) -> Simulator:
         runs = [assemble(Spec.parse(spec), digits) for spec in specs]
-        population, engine = populate(runs)
+        engine = populate(runs)
         engine.start(workers)
         engines.append(engine)
-        return Simulator(runs[0].model, population, engine, [run.simulation for run in runs])
+        return Simulator(engine, [run.simulation for run in runs])
 
     yield make
     for engine in engines:

@@ -57,7 +57,7 @@ def trained_buffers(start, settings: dict) -> dict[str, Tensor]:
     """The statistics as training leaves them, before any mixing."""
     simulator = start(settings)
     simulator.engine.train(simulator.simulations[0].jobs())
-    return {name: values.clone() for name, values in simulator.population.buffers.items()}
+    return {name: values.clone() for name, values in simulator.engine.population.buffers.items()}
 
 
 def test_only_running_means_and_variances_are_averaged(module):
@@ -76,9 +76,9 @@ def test_average_mixes_the_statistics_with_the_rounds_own_weights(start, module)
     for name in STATISTICS:
         assert not torch.allclose(before[name][0], before[name][1], atol=1e-3)
         mixed = (W @ before[name].double()).float()
-        torch.testing.assert_close(simulator.population.buffers[name], mixed, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(simulator.engine.population.buffers[name], mixed, rtol=1e-5, atol=1e-6)
     for name in COUNTS:  # how many batches a node has seen is its own
-        assert simulator.population.buffers[name].tolist() == [size // 10 for size in sizes]
+        assert simulator.engine.population.buffers[name].tolist() == [size // 10 for size in sizes]
     assert completed.record["nodes"]["bytes_sent"] == [2 * 4 * (PARAMETERS + VALUES)] * 4
 
 
@@ -88,7 +88,7 @@ def test_local_statistics_stay_and_do_not_travel(start, module):
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
     for name in (*STATISTICS, *COUNTS):
-        assert torch.equal(simulator.population.buffers[name], before[name])
+        assert torch.equal(simulator.engine.population.buffers[name], before[name])
     assert completed.record["nodes"]["bytes_sent"] == [2 * 4 * PARAMETERS] * 4
 
 
@@ -114,7 +114,7 @@ def test_recalibrate_is_a_cumulative_pass_over_the_nodes_own_samples(start, modu
     settings = spec(name, "recalibrate", data={"nodes": nodes, "alpha": 1.0}, topology={"name": "full"})
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
-    population, member = simulator.population, simulator.simulations[0].member
+    population, member = simulator.engine.population, simulator.simulations[0].member
     model = copy.deepcopy(new_model(Spec.parse(settings), classes=10, input=(1, 8, 8)))
     x = member.training.samples.normalise(member.training.samples.x)
     for node in range(nodes):
@@ -128,7 +128,7 @@ def test_recalibrate_is_a_cumulative_pass_over_the_nodes_own_samples(start, modu
             torch.testing.assert_close(population.buffers[key][node], values, rtol=1e-4, atol=1e-5)
         assert [int(population.buffers[key][node]) for key in COUNTS] == [len(batches)] * 2
     assert completed.record["nodes"]["bytes_sent"] == [(nodes - 1) * 4 * PARAMETERS] * nodes
-    norms = [m for m in simulator.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in simulator.engine.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     assert [norm.momentum for norm in norms] == [0.1, 0.1]  # training goes on as before
 
 
@@ -139,7 +139,7 @@ def test_recalibrate_never_meets_a_batch_of_one_sample(start, module):
     simulator = start(spec(f"{module(NET)}:Net", "recalibrate", data=data, topology={"name": "full"}))
     assert len(simulator.simulations[0].member.shards[0]) == EVALUATION_BATCH + 1
     list(simulator.rounds())
-    assert simulator.population.buffers["norm.num_batches_tracked"].tolist() == [2]
+    assert simulator.engine.population.buffers["norm.num_batches_tracked"].tolist() == [2]
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "recalibrate"])
@@ -157,7 +157,7 @@ def test_every_node_is_scored_with_its_own_statistics_and_the_mean_model_with_th
     settings = spec(f"{module(NET)}:Net", "local", topology={"name": "full"})
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
-    population, member = simulator.population, simulator.simulations[0].member
+    population, member = simulator.engine.population, simulator.simulations[0].member
     assert torch.equal(population.base[0], population.base[3])  # a full graph: the parameters are equal
     model = new_model(Spec.parse(settings), classes=10, input=(1, 8, 8)).eval()
     x, y, normalise = member.test

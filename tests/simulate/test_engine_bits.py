@@ -35,7 +35,7 @@ def spec(model: str = "mlp", **training) -> dict:
 
 def train(simulator: Simulator, chosen: list[int], rounds: int = 2) -> dict[int, dict[str, Tensor]]:
     """Train these rows for some rounds without mixing, every row with rates and a momentum of its own."""
-    population, simulation = simulator.population, simulator.simulations[0]
+    population, simulation = simulator.engine.population, simulator.simulations[0]
     for round in range(1, rounds + 1):
         jobs = [
             job._replace(
@@ -138,9 +138,9 @@ def test_stacked_rows_have_the_same_bits_for_any_number_of_workers(start, worker
 def plain_score(simulator: Simulator, job: ScoreJob) -> Score:
     """Loss and right answers by a loop over single pictures' outputs."""
     samples, chosen = simulator.engine.samples(job)
-    name = "small_cnn" if any(p.dim() == 4 for p in simulator.model.parameters()) else "mlp"
+    name = "small_cnn" if any(p.dim() == 4 for p in simulator.engine.model.parameters()) else "mlp"
     model = build(name, input=(1, 8, 8)).eval()
-    point(model, simulator.population.layout.views(simulator.engine.state(job).clone()), {})
+    point(model, simulator.engine.population.layout.views(simulator.engine.state(job).clone()), {})
     correct, total = [0] * 10, 0.0
     for index in range(len(samples.y)) if chosen is None else chosen.tolist():
         with torch.no_grad():

@@ -151,13 +151,13 @@ def test_fifteen_rounds_are_those_of_a_plain_loop(start, module, digits, topolog
     settings = spec(f"{module(TINY)}:make", topology, preset, **training) | {"runtime": {"engine": "rows"}}
     template = copy.deepcopy(assemble(Spec.parse(settings), digits).model)
     simulator = start(settings)
-    member, layout = simulator.simulations[0].member, simulator.population.layout
+    member, layout = simulator.simulations[0].member, simulator.engine.population.layout
     assert len({len(shard) for shard in member.shards}) == 4  # sample weights matter
     for expected, ((_, record, _),) in zip(plain(settings, member, template), simulator.rounds(), strict=True):
         for node in range(4):
             assert record["layers"]["rate"][node] == pytest.approx(list(expected.rates[node].values()), rel=1e-4)
             for slot in layout.slots:
-                found = slot.view(simulator.population.base[node])
+                found = slot.view(simulator.engine.population.base[node])
                 torch.testing.assert_close(found, expected.models[node][slot.name], rtol=1e-4, atol=1e-5)
         assert record["nodes"]["train_loss"] == pytest.approx(expected.losses, abs=1e-5)
     adapted = {rate for node in record["layers"]["rate"] for rate in node}
@@ -170,7 +170,7 @@ def test_rates_are_algorithm_1_on_the_states_of_the_run(start, module, engine, p
     """Nothing can drift here: Algorithm 1 is given the very B, T and A of every round."""
     settings = spec(f"{module(TINY)}:make", "ring", preset) | {"runtime": {"engine": engine}}
     simulator = start(settings)
-    population = simulator.population
+    population = simulator.engine.population
 
     def named(matrix: Tensor, node: int) -> dict[str, Tensor]:
         return {slot.name: slot.view(matrix[node]).clone() for slot in population.layout.slots}

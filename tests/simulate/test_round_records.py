@@ -69,7 +69,7 @@ def accuracy(simulator, row: Tensor, x: Tensor, y: Tensor) -> float:
     """By a plain model with the values of a row."""
     model = build("mlp", input=(1, 8, 8))
     with torch.no_grad():
-        values = zip(model.parameters(), simulator.population.layout.views(row), strict=True)
+        values = zip(model.parameters(), simulator.engine.population.layout.views(row), strict=True)
         for parameter, value in values:
             parameter.copy_(value)
         return float((model(x).argmax(dim=1) == y).double().mean())
@@ -81,14 +81,18 @@ def test_ring_records_are_a_hand_calculation(start, engine):
     member = simulator.simulations[0].member
     x, y = member.test.normalise(member.test.x), member.test.y
     for ((_, record, _),) in simulator.rounds():
-        rows = simulator.population.base.double()
+        rows = simulator.engine.population.base.double()
         mean = rows.mean(dim=0)
         assert record["disagreement"] == pytest.approx(float((rows - mean).square().sum() / NODES), rel=1e-5)
         assert record["disagreement"] == pytest.approx(sum(record["layers"]["disagreement"]), rel=1e-12)
         for name, found in zip(record["layers"]["name"], record["layers"]["disagreement"], strict=True):
-            own = [slot.view(rows - mean) for slot in simulator.population.layout.slots if slot.name.startswith(name)]
+            own = [
+                slot.view(rows - mean)
+                for slot in simulator.engine.population.layout.slots
+                if slot.name.startswith(name)
+            ]
             assert found == pytest.approx(sum(float(v.square().sum()) for v in own) / NODES, rel=1e-5)
-        each = [accuracy(simulator, row, x, y) for row in simulator.population.base]
+        each = [accuracy(simulator, row, x, y) for row in simulator.engine.population.base]
         nodes = record["nodes"]
         assert nodes["accuracy"] == pytest.approx(each, abs=1e-12)
         assert record["accuracy"] == pytest.approx(sum(each) / NODES, abs=1e-12)
@@ -121,7 +125,7 @@ def test_local_evaluation_is_on_what_a_node_holds_and_does_not_train_on(start, e
     for node, (own, rest) in enumerate(zip(member.shards, member.local, strict=True)):
         assert not set(own.tolist()) & set(rest.tolist())
         x = samples.normalise(samples.x[rest])
-        each.append(accuracy(simulator, simulator.population.base[node], x, samples.y[rest]))
+        each.append(accuracy(simulator, simulator.engine.population.base[node], x, samples.y[rest]))
     prefix = "" if on == "local" else "local_"
     assert record["nodes"][f"{prefix}accuracy"] == pytest.approx(each, abs=1e-12)
     assert record[f"{prefix}accuracy"] == pytest.approx(sum(each) / NODES, abs=1e-12)
@@ -129,7 +133,7 @@ def test_local_evaluation_is_on_what_a_node_holds_and_does_not_train_on(start, e
     assert ("mean_model_accuracy" in record) == (on == "both")
     if on == "both":
         x, y, normalise = member.test
-        tested = [accuracy(simulator, row, normalise(x), y) for row in simulator.population.base]
+        tested = [accuracy(simulator, row, normalise(x), y) for row in simulator.engine.population.base]
         assert record["nodes"]["accuracy"] == pytest.approx(tested, abs=1e-12)
 
 

@@ -76,7 +76,7 @@ def test_frozen_tied_and_bare_parameters_train_as_in_a_plain_loop(start, module,
     name = f"{module(ODDITIES)}:Net"
     settings = spec(name, runtime={"engine": engine})
     simulator = start(settings)
-    simulation, layout = simulator.simulations[0], simulator.population.layout
+    simulation, layout = simulator.simulations[0], simulator.engine.population.layout
     assert [slot.name for slot in layout.slots] == TRAINED
     assert [layer.name for layer in simulation.layers] == ["scale", "encode", "decode", "head"]
     template = new_model(Spec.parse(settings), classes=10, input=(1, 8, 8))
@@ -85,9 +85,9 @@ def test_frozen_tied_and_bare_parameters_train_as_in_a_plain_loop(start, module,
     for node, model in enumerate(expected):
         own = dict(model.named_parameters())
         for slot in layout.slots:
-            found = slot.view(simulator.population.base[node])
+            found = slot.view(simulator.engine.population.base[node])
             torch.testing.assert_close(found, own[slot.name].detach(), rtol=1e-4, atol=2e-6)
-    assert torch.equal(simulator.model.frozen.weight, template.frozen.weight)
+    assert torch.equal(simulator.engine.model.frozen.weight, template.frozen.weight)
     assert records[-1]["nodes"]["bytes_sent"] == [2 * PARAMETERS * 4] * 4  # frozen ones do not travel, tied ones once
 
 
@@ -126,8 +126,8 @@ class Net(nn.Module):
     for engine in ("rows", "batched"):
         simulator = start(spec(f"{module(source)}:Net", runtime={"engine": engine}))
         list(simulator.rounds())
-        unused = next(slot for slot in simulator.population.layout.slots if slot.name == "unused")
-        assert torch.allclose(unused.view(simulator.population.base), torch.ones(4, 5), atol=1e-6)
+        unused = next(slot for slot in simulator.engine.population.layout.slots if slot.name == "unused")
+        assert torch.allclose(unused.view(simulator.engine.population.base), torch.ones(4, 5), atol=1e-6)
 
 
 DROPOUT = """
@@ -221,8 +221,8 @@ def test_a_sequential_with_more_to_it_is_trained_as_it_is_written(start, module,
         list(each.rounds())
         for node, model in enumerate(expected):
             own = dict(model.named_parameters())
-            for slot in each.population.layout.slots:
-                found = slot.view(each.population.base[node])
+            for slot in each.engine.population.layout.slots:
+                found = slot.view(each.engine.population.base[node])
                 torch.testing.assert_close(found, own[slot.name].detach(), rtol=1e-4, atol=1e-5)
 
 

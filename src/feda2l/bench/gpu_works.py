@@ -35,7 +35,7 @@ def race(model: str, batch: int, *, runs: int = 1, each: int = EACH, rounds: int
         seconds, parts = _median_round(simulator, rounds)
         memory = torch.cuda.max_memory_allocated() / 2**30
         count = runs * NODES * (each // batch) * batch
-        floor = _floor(members[0].model, images, count, batch, simulator.population.layout.parameters)
+        floor = _floor(members[0].model, images, count, batch, simulator.engine.population.layout.parameters)
     speed, ratio = count / seconds, count / seconds / plain_speed
     share = parts["adapt"] / (parts["train"] + parts["mix"] + parts["adapt"])
     return Result(
@@ -120,10 +120,10 @@ def _ours(
     overrides = {"data": {"nodes": nodes}, "model": {"name": model}, "training": {"batch_size": batch}}
     members = _assembled(overrides, images, "cuda", runs, **{"precision": "bf16", **(runtime or {})})
     torch.cuda.reset_peak_memory_stats()
-    population, engine = populate(members)
+    engine = populate(members)
     engine.start(0)
     try:
-        yield members, Simulator(members[0].model, population, engine, [member.simulation for member in members])
+        yield members, Simulator(engine, [member.simulation for member in members])
     finally:
         engine.close()
         torch.cuda.empty_cache()

@@ -131,10 +131,10 @@ def note(text: str) -> None:
 def _ours(spec: Mapping[str, Any], images: Images) -> Iterator[tuple[Assembled, Iterator[list[Completed]]]]:
     """A run as `feda2l run` sets it up, without a folder; each `next` is a round."""
     run = assemble(Spec.parse(spec), Loaded.of(images))
-    population, engine = populate([run])
+    engine = populate([run])
     engine.start(default_processes())
     try:
-        yield run, Simulator(run.model, population, engine, [run.simulation]).rounds()
+        yield run, Simulator(engine, [run.simulation]).rounds()
     finally:
         engine.close()
 

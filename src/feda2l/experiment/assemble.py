@@ -98,8 +98,8 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
     return Assembled(spec, simulation, model, data.images, data.device)
 
 
-def populate(runs: Sequence[Assembled]) -> tuple[Population, Engine]:
-    """The pack's population, every row at its start, and the engine that fits the model."""
+def populate(runs: Sequence[Assembled]) -> Engine:
+    """The engine that fits the model, over the pack's population with every row at its start."""
     first = runs[0]
     rows = sum(run.simulation.nodes for run in runs)
     population = Population(first.model, rows, len(runs), first.spec.training.optimizer, device=first.device)
@@ -112,7 +112,7 @@ def populate(runs: Sequence[Assembled]) -> tuple[Population, Engine]:
                 model = new_model(run.spec, classes=images.classes, input=images.input, node=node)
             population.place(start + node, model)
         start += run.simulation.nodes
-    return population, choose_engine(runs, population)
+    return choose_engine(runs, population)
 
 
 def pack_key(spec: Spec) -> tuple[Any, ...]:

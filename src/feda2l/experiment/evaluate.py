@@ -20,10 +20,10 @@ def evaluate(path: str | Path, data: str | Path | None = None) -> dict[str, Any]
         raise FedA2LError(f"{path}: has no checkpoint yet; finish the run with --resume")
     images = datasets.load(done.spec.data.name, data)
     assembled = assemble(done.spec, Loaded.of(images, find_device(done.spec.runtime)))
-    population, engine = populate([assembled])
+    engine = populate([assembled])
     restore(assembled.simulation, done.folder.checkpoint)
     engine.start(default_processes() if done.spec.runtime.workers is None else done.spec.runtime.workers)
     try:
-        return Simulator(assembled.model, population, engine, [assembled.simulation]).evaluate(assembled.simulation)
+        return Simulator(engine, [assembled.simulation]).evaluate(assembled.simulation)
     finally:
         engine.close()

@@ -91,14 +91,14 @@ class Pack:
                 folder.open()
                 stack.callback(folder.close)
             check_memory([assembled for assembled, _ in self.members])
-            population, engine = populate([assembled for assembled, _ in self.members])
+            engine = populate([assembled for assembled, _ in self.members])
             simulations = [assembled.simulation for assembled, _ in self.members]
             for assembled, folder in self.members:
                 self._begin(assembled, folder, engine.name)
             workers = self.members[0][0].spec.runtime.workers
             engine.start(default_processes() if workers is None else workers)
             stack.callback(engine.close)
-            simulator = Simulator(assembled.model, population, engine, simulations)
+            simulator = Simulator(engine, simulations)
             try:
                 self._loop(simulator, stack)
                 return self._end(simulator)

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from feda2l.simulate.engine import Engine, Score, ScoreJob
-from feda2l.simulate.population import Population
 from feda2l.simulate.simulation import Simulation
 
 
@@ -25,10 +23,8 @@ class Completed(NamedTuple):
 class Simulator:
     """Runs that share a model and a data set, as one population."""
 
-    def __init__(
-        self, model: nn.Module, population: Population, engine: Engine, simulations: Sequence[Simulation]
-    ) -> None:
-        self.model, self.population, self.engine, self.simulations = model, population, engine, simulations
+    def __init__(self, engine: Engine, simulations: Sequence[Simulation]) -> None:
+        self.engine, self.simulations = engine, simulations
 
     def rounds(self) -> Iterator[list[Completed]]:
         """One list a round of the pack, until no run is active; each run counts its own rounds."""
