@@ -203,6 +203,22 @@ def test_deterministic_runs_give_the_same_bytes_alone_and_packed(precision: str,
         assert content(one.path) == content(other.path)
 
 
+def test_packed_runs_equal_each_alone_on_node_batched_kernels(tmp_path: Path) -> None:
+    # 3 rounds of 3 steps to rounding, and a whole run by its accuracy: bits depend on how many rows train together
+    for rounds_, tolerance in ((3, 1e-5), (20, None)):
+        specs = [
+            merged(SMALL, {"name": f"r{seed}", "seed": seed, "rounds": rounds_, "runtime": {"engine": "batched"}})
+            for seed in (1, 2, 3)
+        ]
+        alone = [feda2l.run(spec, out=tmp_path / f"{rounds_}-{spec['name']}", progress=False) for spec in specs]
+        packed = feda2l.run(specs, out=tmp_path / f"{rounds_}-pack", progress=False)
+        for one, other in zip(alone, packed, strict=True):
+            if tolerance:
+                for name, value in one.state().items():
+                    assert difference(value, other.state()[name]) < tolerance, name
+            assert other.summary["accuracy"]["final"] == pytest.approx(one.summary["accuracy"]["final"], abs=0.03)
+
+
 def test_a_diverging_run_leaves_the_others_bits_alone(tmp_path: Path) -> None:
     good = merged(DETERMINISTIC, {"name": "good"})
     bad = merged(DETERMINISTIC, {"name": "bad", "rates": {"name": "constant", "base": 1e9}})
