@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := PIP_CONSTRAINT=$(CURDIR)/lock.txt $(BIN)/pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 
 .PHONY: demo test test-long lint bench clean
 
