@@ -1,8 +1,6 @@
-"""A run's specification: one frozen model, TOML on disk, errors that name the file, the key and the right word."""
+"""A run's specification: one frozen model, TOML on disk; what it does not know, it refuses."""
 
 import dataclasses
-import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, Val
 from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.data import CATALOG
 from feda2l.errors import FedA2LError
+from feda2l.experiment.reading import Source, explain, read_toml, with_sets
 from feda2l.layers import Granularity
 from feda2l.models import MODELS
-from feda2l.names import look_up, nearest
+from feda2l.names import look_up
 from feda2l.rates import RULES, Rule
 from feda2l.rates.feda2l import DEEP, FedA2LRule
 from feda2l.topology import TOPOLOGIES
@@ -32,28 +31,6 @@ class Section(BaseModel):
     """A table of the spec; what it does not know, it refuses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Where a spec was given: a file, and the override of each key that has one.
-
-    No field counts in comparisons: specs are equal whatever they were read from.
-    """
-
-    name: str = dataclasses.field(default="spec", compare=False)
-    sets: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
-
-    def of(self, key: str) -> str:
-        """The override that set a key (or its section, or what is in it), else the file."""
-        inside = (text for own, text in self.sets.items() if f"{own}.".startswith(f"{key}."))
-        above = (text for own, text in self.sets.items() if key.startswith(f"{own}."))
-        return next(inside, next(above, self.name))
-
-    def before(self, message: str) -> str:
-        """The message after the source of the keys that it names."""
-        keys = re.findall(r"[a-z_]+\.[a-z_]+", message)
-        return f"{next((self.sets[key] for key in keys if key in self.sets), self.name)}: {message}"
 
 
 class DataSpec(Section):
@@ -215,16 +192,16 @@ class Spec(Section):
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
         """A spec from plain values and `key=value` overrides; every mistake in it is named at once."""
-        values, given = _with_sets(values, sets)
+        values, given = with_sets(values, sets)
         origin = Source(source, given)
         try:
             spec = cls.model_validate(values)
             spec._source = origin
             return spec
         except _Nested as nested:
-            problems = _explain(nested.error, nested.section, nested.known, origin)
+            problems = explain(nested.error, origin, cls, nested.section, nested.known)
         except ValidationError as error:
-            problems = _explain(error, "", [], origin)
+            problems = explain(error, origin, cls)
         except FedA2LError as error:
             problems = [origin.before(str(error))]
         raise FedA2LError("\n".join(problems))
@@ -265,29 +242,6 @@ class Spec(Section):
         return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """A TOML file as plain values, or an error that names it."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FedA2LError(f"{path}: there is no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedA2LError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise FedA2LError(f"{path}: is not valid TOML: {error}") from error
-
-
-def parse_set(text: str) -> tuple[str, Any]:
-    """`key=value` of the command line: a TOML value, or a bare word as a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise FedA2LError(f"--set {text}: write it as key=value, for example --set rates.base=0.03")
-    try:
-        return key.strip(), tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-
-
 def _parameters(kind: Any) -> list[str]:
     """The parameters of a rule or an algorithm: the fields of its dataclass."""
     return [field.name for field in dataclasses.fields(kind)]
@@ -299,50 +253,6 @@ class _Nested(Exception):
     def __init__(self, section: str, error: ValidationError, known: list[str]) -> None:
         super().__init__(str(error))
         self.section, self.error, self.known = section, error, known
-
-
-def _with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values with the overrides put in, and which override each key came from."""
-    merged: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
-    origins = {}
-    for text in sets:
-        key, value = parse_set(text)
-        *path, last = key.split(".")
-        table = merged
-        for part in path:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise FedA2LError(f"--set {text}: {part} is not a section")
-        table[last] = value
-        origins[key] = f"--set {text}"
-    return merged, origins
-
-
-def _explain(error: ValidationError, section: str, known: list[str], source: Source) -> list[str]:
-    """One line a mistake: where it stands, the key, what is wrong and what would be right."""
-    lines = []
-    for problem in error.errors(include_url=False):
-        path = [section] * bool(section) + [str(part) for part in problem["loc"]]
-        key = ".".join(path)
-        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            names = known or list(_fields(path[:-1]))
-            text = f"{key}: unknown {'key' if len(path) > 1 else 'key or section'}; {nearest(path[-1], names)}"
-        else:
-            text = f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-        lines.append(f"{source.of(key)}: {text}")
-    return lines
-
-
-def _fields(path: list[str]) -> Mapping[str, Any]:
-    """The keys that the table at `path` knows."""
-    model: Any = Spec
-    for part in path:
-        field = model.model_fields.get(part)
-        if field is None:
-            return {}
-        model = field.annotation
-    fields: Mapping[str, Any] = model.model_fields
-    return fields
 
 
 def _plain(value: Any) -> Any:

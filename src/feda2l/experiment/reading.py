@@ -1,0 +1,104 @@
+"""Reading a spec: files, overrides, and mistakes put down to where they were made and what would be right."""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from feda2l.errors import FedA2LError
+from feda2l.names import nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a spec was given: a file, and the override of each key that has one.
+
+    No field counts in comparisons: specs are equal whatever they were read from.
+    """
+
+    name: str = dataclasses.field(default="spec", compare=False)
+    sets: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    def of(self, key: str) -> str:
+        """The override that set a key (or its section, or what is in it), else the file."""
+        inside = (text for own, text in self.sets.items() if f"{own}.".startswith(f"{key}."))
+        above = (text for own, text in self.sets.items() if key.startswith(f"{own}."))
+        return next(inside, next(above, self.name))
+
+    def before(self, message: str) -> str:
+        """The message after the source of the keys that it names."""
+        keys = re.findall(r"[a-z_]+\.[a-z_]+", message)
+        return f"{next((self.sets[key] for key in keys if key in self.sets), self.name)}: {message}"
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A TOML file as plain values, or an error that names it."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FedA2LError(f"{path}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedA2LError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise FedA2LError(f"{path}: is not valid TOML: {error}") from error
+
+
+def parse_set(text: str) -> tuple[str, Any]:
+    """`key=value` of the command line: a TOML value, or a bare word as a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise FedA2LError(f"--set {text}: write it as key=value, for example --set rates.base=0.03")
+    try:
+        return key.strip(), tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values with the overrides put in, and which override each key came from."""
+    merged: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
+    origins = {}
+    for text in sets:
+        key, value = parse_set(text)
+        *path, last = key.split(".")
+        table = merged
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise FedA2LError(f"--set {text}: {part} is not a section")
+        table[last] = value
+        origins[key] = f"--set {text}"
+    return merged, origins
+
+
+def explain(
+    error: ValidationError, source: Source, root: type[BaseModel], section: str = "", known: Sequence[str] = ()
+) -> list[str]:
+    """One line a mistake: where it stands, the key, what is wrong and what would be right."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = [section] * bool(section) + [str(part) for part in problem["loc"]]
+        key = ".".join(path)
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            names = known or list(_fields(root, path[:-1]))
+            text = f"{key}: unknown {'key' if len(path) > 1 else 'key or section'}; {nearest(path[-1], names)}"
+        else:
+            text = f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        lines.append(f"{source.of(key)}: {text}")
+    return lines
+
+
+def _fields(root: type[BaseModel], path: list[str]) -> Mapping[str, Any]:
+    """The keys that the table at `path` below a model knows."""
+    model: Any = root
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None:
+            return {}
+        model = field.annotation
+    fields: Mapping[str, Any] = model.model_fields
+    return fields
