@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from feda2l.simulate.simulator import one_thread
 
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and one name cannot be collected twice
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -36,3 +39,10 @@ def official() -> Path:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             partial.rename(folder)
     return folder
+
+
+@pytest.fixture
+def one_thread_each() -> Iterator[None]:
+    """Sums are made by one thread, as in every runtime."""
+    with one_thread():
+        yield

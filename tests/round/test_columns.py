@@ -1,7 +1,5 @@
 """sigma, zeta and the disagreement as reductions over columns, against the equations tensor by tensor."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -45,13 +43,7 @@ MEASURES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums are made by one thread, as in every runtime."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread_each")
 
 
 def states(layout: Layout, dtype: torch.dtype = torch.float64) -> list[Tensor]:

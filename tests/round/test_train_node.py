@@ -1,6 +1,5 @@
 """A node's local epochs against torch's own optimisers."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 
 import pytest
@@ -21,13 +20,7 @@ SAMPLES = Samples(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums are made by one thread, as in every runtime."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread_each")
 
 
 def training(optimizer: str = "sgd", **changed) -> Training:

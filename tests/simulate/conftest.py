@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from feda2l import data
 from feda2l.experiment.assemble import Loaded, assemble, populate
@@ -17,11 +16,8 @@ numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread_each: None) -> None:
+    """For every test of this folder."""
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from feda2l.data import Images
 from feda2l.data.images import digits
 from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
 from feda2l.experiment.spec import Spec
-from feda2l.simulate.pool import default_processes
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
 from feda2l.topology import build, build_mixing
 
@@ -132,7 +131,7 @@ def _ours(spec: Mapping[str, Any], images: Images) -> Iterator[tuple[Assembled, 
     """A run as `feda2l run` sets it up, without a folder; each `next` is a round."""
     run = assemble(Spec.parse(spec), Loaded.of(images))
     engine = populate([run])
-    engine.start(default_processes())
+    engine.start()
     try:
         yield run, Simulator(engine, [run.simulation]).rounds()
     finally:

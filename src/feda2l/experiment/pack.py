@@ -20,7 +20,6 @@ from feda2l.experiment.spec import Spec
 from feda2l.experiment.summary import summarise
 from feda2l.round.states import Layout
 from feda2l.simulate.checkpoint import restore, save_checkpoint
-from feda2l.simulate.pool import default_processes
 from feda2l.simulate.population import MEMORY
 from feda2l.simulate.simulator import Completed, Simulator
 
@@ -95,8 +94,7 @@ class Pack:
             simulations = [assembled.simulation for assembled, _ in self.members]
             for assembled, folder in self.members:
                 self._begin(assembled, folder, engine.name)
-            workers = self.members[0][0].spec.runtime.workers
-            engine.start(default_processes() if workers is None else workers)
+            engine.start(self.members[0][0].spec.runtime.workers)
             stack.callback(engine.close)
             simulator = Simulator(engine, simulations)
             try:
@@ -117,7 +115,7 @@ class Pack:
             self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
         folder.cut_back(simulation.round, simulation.due_in)
         folder.summary.unlink(missing_ok=True)
-        folder.write(folder.spec, assembled.spec.to_toml())
+        folder.write(folder.spec, assembled.spec.to_toml().encode())
         facts = environment(
             engine=engine,
             device=_device_name(assembled.device),
@@ -125,7 +123,7 @@ class Pack:
             classes=assembled.images.classes,
             input=assembled.images.input,
         )
-        folder.write(folder.environment, json.dumps(facts, indent=2) + "\n")
+        folder.write(folder.environment, _json(facts))
 
     def _loop(self, simulator: Simulator, stack: ExitStack) -> None:
         lead = max((assembled.simulation for assembled, _ in self.members), key=lambda s: s.rounds - s.round)
@@ -169,13 +167,15 @@ class Pack:
         for assembled, folder in self.members:
             summary = summarise(assembled, folder, pack=len(self.members))
             if assembled.simulation.diverged is None:
-                by_class = simulator.evaluate(assembled.simulation).get("class_accuracy")
+                # the last round was evaluated, unless this process only came to write the summary
+                simulation = assembled.simulation
+                by_class = simulation.class_accuracy or simulator.evaluate(simulation).get("class_accuracy")
                 if by_class:
                     summary["class_accuracy"] = dict(zip(assembled.images.class_names, by_class, strict=True))
             else:
                 failures.append(RunFailed(_diverged(assembled)))
             folder.write_tables()
-            folder.write(folder.summary, json.dumps(summary, indent=2) + "\n")
+            folder.write(folder.summary, _json(summary))
         return failures
 
     def _say(self) -> None:
@@ -209,6 +209,10 @@ def _diverged(assembled: Assembled) -> str:
         f"{assembled.spec.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
         f"became infinite or not a number; try a smaller rates.base (now {assembled.spec.rates.base:g})"
     )
+
+
+def _json(facts: dict[str, Any]) -> bytes:
+    return (json.dumps(facts, indent=2) + "\n").encode()
 
 
 def _device_name(device: torch.device) -> str:

@@ -57,11 +57,11 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def write(self, path: Path, content: str) -> None:
-        """Replace a small file at once: a crash leaves the old one or the new one."""
+    def write(self, path: Path, content: bytes) -> None:
+        """Replace a file at once: a crash leaves the old one or the new one."""
         temporary = path.with_name(path.name + ".partial")
         try:
-            temporary.write_text(content, encoding="utf-8")
+            temporary.write_bytes(content)
             os.replace(temporary, path)
         except OSError as error:
             raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
@@ -101,12 +101,7 @@ class RunFolder:
             if path == self.rounds:
                 kept = [line if due(number) else _unscored(line) for number, line in enumerate(kept, start=1)]
             if kept != lines:
-                temporary = path.with_name(path.name + ".partial")
-                try:
-                    temporary.write_bytes(b"".join(kept))
-                    os.replace(temporary, path)
-                except OSError as error:
-                    raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
+                self.write(path, b"".join(kept))
 
     def read(self, path: Path | None = None) -> list[dict[str, Any]]:
         """The recorded rounds (or timings); a half-written last line is left out."""

@@ -39,6 +39,13 @@ class Run:
     def path(self) -> Path:
         return self.folder.path
 
+    @property
+    def checkpoint(self) -> Path:
+        """The last checkpoint's file."""
+        if not self.folder.checkpoint.exists():
+            raise FedA2LError(f"{self.path}: has no checkpoint yet; finish the run with --resume")
+        return self.folder.checkpoint
+
     @cached_property
     def spec(self) -> Spec:
         """The resolved spec: every default filled in."""
@@ -70,9 +77,7 @@ class Run:
 
     def state(self, node: int | None = None) -> dict[str, Any]:
         """Parameters and buffers of one node's model, or of the mean model, by name."""
-        if not self.folder.checkpoint.exists():
-            raise FedA2LError(f"{self.path}: has no checkpoint yet; finish the run with --resume")
-        saved = read_checkpoint(self.folder.checkpoint)
+        saved = read_checkpoint(self.checkpoint)
         nodes = self.spec.data.nodes
         if node is not None and not 0 <= node < nodes:
             raise FedA2LError(f"--node {node}: the run has nodes 0 to {nodes - 1}")

@@ -28,14 +28,14 @@ class Columns:
         self.edges = torch.tensor(edges, device=device).T
         sizes = [float(sum(segment.size for segment in segments)) for segments in self.segments]
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
+        self.padding = torch.tensor([sum(s.stop - s.start - s.size for s in one) for one in self.segments])
 
     def divergence(self, base: Tensor, trained: Tensor) -> Tensor:
         """sigma of every row and layer (Eq. 3): [rows, width] twice -> [rows, layers], float64 on the CPU."""
         inside = self.measure.eps if self.measure.eps_in_norm else 0.0
         moved, size = self._moved_and_size(base, trained, inside)
         # the released code adds eps to every coordinate of B; padding holds eps then, which is taken off
-        padding = [sum(s.stop - s.start - s.size for s in one) for one in self.segments]
-        size -= torch.tensor(padding) * torch.tensor(inside, dtype=base.dtype).square().double()
+        size -= self.padding * torch.tensor(inside, dtype=base.dtype).square().double()
         if self.measure.pooled:
             moved, size = _pool(moved), _pool(size)
         return moved.sqrt() / (size.sqrt() + (self.measure.eps - inside))

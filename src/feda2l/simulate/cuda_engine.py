@@ -54,7 +54,7 @@ class CudaEngine(Engine):
             (copy.deepcopy(model).to(self.device), torch.cuda.Stream(self.device)) for _ in range(EVALUATION_STREAMS)
         ]
 
-    def start(self, processes: int) -> None:
+    def start(self, processes: int | None = None) -> None:
         """Nothing to fork: the card is the worker."""
 
     def close(self) -> None:

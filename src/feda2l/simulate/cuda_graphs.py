@@ -31,7 +31,7 @@ class CudaGraphs(CudaEngine):
 
     name = "cuda_graphs"
 
-    def start(self, processes: int) -> None:
+    def start(self, processes: int | None = None) -> None:
         self.nodes: dict[int, _Node] = {}
         self.streams = [torch.cuda.Stream(self.device) for _ in range(STREAMS)]
         # graphs that share a stream run one after the other and can share memory

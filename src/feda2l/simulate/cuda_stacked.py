@@ -5,7 +5,7 @@ batched matrix product. The forward pass is compiled, the step captured; rows ar
 and go in groups, so that a group waits only for rows as long as itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
 from feda2l.simulate.engine import Member, TrainJob
 from feda2l.simulate.population import Population
-from feda2l.simulate.stacked import ELEMENTWISE, stacked_loss
+from feda2l.simulate.stacked import ELEMENTWISE, Forward, stacked_loss
 
 WASTE = 1.15  # a group may cost this much more than its rows hold
 LANES = 16  # inner sizes of products are padded to this many numbers: unaligned ones are several times slower
-Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 
 def covers(model: nn.Module) -> bool:

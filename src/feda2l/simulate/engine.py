@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from feda2l.round.train import Hyperparameters, Loss, Samples, Training, train_node
-from feda2l.simulate.pool import Pool
+from feda2l.simulate.pool import Pool, default_processes
 from feda2l.simulate.population import Population, point
 
 EVALUATION_BATCH = 500
@@ -67,8 +67,9 @@ class Engine:
         self.model, self.population, self.members = model, population, members
         self.pool: Pool = Pool(self, 0)
 
-    def start(self, processes: int) -> None:
-        """Fork the workers; from here on only the population's shared matrices carry data to them."""
+    def start(self, processes: int | None = None) -> None:
+        """Fork the workers, one a core unless told; from here on only the population's matrices carry data to them."""
+        processes = default_processes() if processes is None else processes
         self.pool = Pool(self, processes)
         self.pool.map("keep_memory", [()] * processes)  # all are free, so each gets one
 

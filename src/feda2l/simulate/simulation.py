@@ -46,6 +46,7 @@ class Simulation:
     on: Literal["global", "local", "both"]
     round: int = 0
     diverged: Divergence | None = None
+    class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
     start: int = 0  # its first row, and its number in the pack: set when the pack is made
     number: int = 0
     population: Population = field(init=False)
@@ -74,6 +75,11 @@ class Simulation:
     @property
     def active(self) -> bool:
         return self.diverged is None and self.round < self.rounds
+
+    @property
+    def agreed(self) -> bool:
+        """Do all nodes hold the same model?"""
+        return len(set(self.same)) == 1
 
     @property
     def due(self) -> bool:
@@ -145,7 +151,7 @@ class Simulation:
         population = self.population
         buffers = population.buffers
         self.same = _first_equal([population.base[self.rows], *(values[self.rows] for values in buffers.values())])
-        if len(set(self.same)) == 1:
+        if self.agreed:
             return
         population.mean[self.number] = _mean(population.base[self.rows])
         for name, values in buffers.items():
@@ -154,7 +160,7 @@ class Simulation:
 
     def disagreement(self) -> Tensor:
         """D of each layer: (1/N) sum_i ||theta_i - mean||^2 of the aggregated models; 0 where all are equal."""
-        if len(set(self.same)) == 1:
+        if self.agreed:
             return torch.zeros(len(self.layers), dtype=torch.float64)
         return self.all_columns.disagreement(self.population.base[self.rows], self.population.mean[self.number])
 

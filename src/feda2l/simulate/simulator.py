@@ -63,6 +63,8 @@ class Simulator:
         for simulation, record_, seconds in completed:
             if record_ and simulation.number in scores:
                 _add_scores(simulation, record_, scores[simulation.number])
+                if not simulation.active:
+                    simulation.class_accuracy = _class_accuracy(simulation, scores[simulation.number])
                 seconds["evaluate"] += evaluating
         return completed
 
@@ -80,8 +82,8 @@ class Simulator:
                 parts["global"] = [
                     number(ScoreJob(simulation.start + node, run, node, local=False)) for node in simulation.same
                 ]
-                equal = len(set(simulation.same)) == 1
-                parts["mean"] = parts["global"][:1] if equal else [number(ScoreJob(run, run, None, local=False))]
+                mean = ScoreJob(run, run, None, local=False)
+                parts["mean"] = parts["global"][:1] if simulation.agreed else [number(mean)]
             if simulation.on != "global":
                 parts["local"] = [
                     number(ScoreJob(simulation.start + node, run, node, local=True)) for node in range(simulation.nodes)
@@ -96,11 +98,8 @@ class Simulator:
             scores = self._evaluate([simulation])[simulation.number]
         record: dict[str, Any] = {"round": simulation.round, "nodes": {}}
         _add_scores(simulation, record, scores)
-        member = simulation.member
-        if "global" in scores:
-            counts = torch.bincount(member.test.y, minlength=member.classes).tolist()
-            right = [_mean([score.correct[c] for score in scores["global"]]) for c in range(member.classes)]
-            record["class_accuracy"] = [hits / n if n else None for hits, n in zip(right, counts, strict=True)]
+        if by_class := _class_accuracy(simulation, scores):
+            record["class_accuracy"] = by_class
         return record
 
 
@@ -139,6 +138,16 @@ def _add_scores(simulation: Simulation, record: dict[str, Any], scores: dict[str
     if "mean" in scores:
         record["mean_model_accuracy"] = sum(scores["mean"][0].correct) / tested
         record["mean_model_loss"] = scores["mean"][0].loss / tested
+
+
+def _class_accuracy(simulation: Simulation, scores: dict[str, list[Score]]) -> list[float | None] | None:
+    """The accuracy on each class of the test set, the mean over nodes; None for a class that has no sample."""
+    if "global" not in scores:
+        return None
+    member = simulation.member
+    counts = torch.bincount(member.test.y, minlength=member.classes).tolist()
+    right = [_mean([score.correct[c] for score in scores["global"]]) for c in range(member.classes)]
+    return [hits / n if n else None for hits, n in zip(right, counts, strict=True)]
 
 
 def _mean(values: Sequence[float]) -> float:

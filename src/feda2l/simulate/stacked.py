@@ -17,7 +17,7 @@ from feda2l.errors import FedA2LError
 from feda2l.randomness import derive_seed
 from feda2l.round.states import Layout
 from feda2l.round.train import Loss, Training
-from feda2l.simulate.engine import Engine, Member, Score, ScoreJob, TrainJob
+from feda2l.simulate.engine import EVALUATION_BATCH, Engine, Member, Score, ScoreJob, TrainJob
 from feda2l.simulate.population import Population
 
 # the others (sigmoid, GELU, SiLU, ELU) give an element other bits at the end of a tensor than inside it
@@ -195,8 +195,9 @@ class Stacked(Engine):
         lossfn = stacked_loss(member.training.loss)
         scores = [Score(0.0, [0] * member.classes) for _ in jobs]
         self.model.eval()
-        for start in range(0, len(y), 500):
-            inputs, targets = normalise(x[start : start + 500]), y[start : start + 500]
+        for start in range(0, len(y), EVALUATION_BATCH):
+            piece = slice(start, start + EVALUATION_BATCH)
+            inputs, targets = normalise(x[piece]), y[piece]
             with torch.no_grad():
                 outputs = self.forward(stacks, inputs.expand(len(jobs), *inputs.shape))
                 losses = lossfn(outputs, targets.expand(len(jobs), -1)).double() * len(targets)
