@@ -14,10 +14,11 @@ from torch import Tensor
 
 
 class Signals(NamedTuple):
-    """What FedA2L reads from the three states of a round, per layer."""
+    """What a rate rule reads from the three states of a round, per layer; FedA2L reads the first two."""
 
     divergence: Tensor  # sigma, [..., layers]
     stability: Tensor  # zeta, [..., layers]
+    movement: Tensor | None = None  # ||T - B||, [..., layers], for the rules whose `measure` asks for it
 
 
 def weight_divergence(base: Tensor, trained: Tensor, eps: float, *, eps_in_norm: bool = False) -> Tensor:

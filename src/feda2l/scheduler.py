@@ -171,7 +171,8 @@ class FedA2L:
         signals = Signals(self._divergence, self._read(groups, "aggregated", stability))
         frozen = torch.tensor([not any(p.requires_grad for p in group["params"]) for group in groups])
         if self._signals is not None:  # a frozen layer does not move: its silence is no signal
-            signals = Signals(*(torch.where(frozen, *pair) for pair in zip(self._signals, signals, strict=True)))
+            pairs = zip(self._signals[:2], signals[:2], strict=True)
+            signals = Signals(*(torch.where(frozen, *pair) for pair in pairs))
         rates, multiplier = self._rates.rates, self._rates.multiplier
         self._rates.step(self.round, signals)
         self._rates.rates = torch.where(frozen, rates, self._rates.rates)
@@ -192,7 +193,7 @@ class FedA2L:
         """Rate, multiplier, sigma and zeta of each layer at the last step, by name; empty before the first."""
         if self._signals is None:
             return {}
-        columns = (self._rates.rates[0], self._rates.multiplier[0], *self._signals)
+        columns = (self._rates.rates[0], self._rates.multiplier[0], *self._signals[:2])
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return {name: LayerRate(*row) for name, row in zip(self._shapes, rows, strict=True)}
 
@@ -209,7 +210,9 @@ class FedA2L:
             "base": self._rates.base[0].clone(),
             "rates": self._rates.state_dict(),
             "divergence": self._divergence.clone(),
-            "signals": {} if self._signals is None else {k: v.clone() for k, v in self._signals._asdict().items()},
+            "signals": {}
+            if self._signals is None
+            else {"divergence": self._signals.divergence.clone(), "stability": self._signals.stability.clone()},
             "kept": [state.clone() for state in self._kept],
         }
 

@@ -18,6 +18,7 @@ KNOBS = {
     "random_multiplier": [{"warmup_rounds": 4}, {"preset": "reference", "warmup_rounds": 4}],
     "shuffled": [{"warmup_rounds": 4}, {"preset": "reference", "warmup_rounds": 4}],
     "model_level": [{"warmup_rounds": 4}],
+    "fed_lamb": [{}, {"trust": 0.02}],
 }
 CASES = [(name, knobs) for name in RULES for knobs in KNOBS.get(name, [{}])]
 
@@ -34,12 +35,24 @@ def rule(request, tmp_path) -> Rule:
 
 def start(rule: Rule, nodes: tuple[int, ...] = tuple(range(NODES)), seed: int = 3) -> Rates:
     layers = tuple(f"{'bn' if i % 3 == 0 else 'conv'}{i}" for i in range(LAYERS))
-    return rule.start(Setting(base=0.01, layers=layers, nodes=nodes, horizon=ROUNDS + 1, momentum=0.9, seed=seed))
+    return rule.start(
+        Setting(
+            base=0.01,
+            layers=layers,
+            nodes=nodes,
+            horizon=ROUNDS + 1,
+            momentum=0.9,
+            seed=seed,
+            steps=tuple(10 + 3 * node for node in nodes),
+            near_steps=tuple((10 + 3 * node, 10, 17) for node in nodes),
+            sizes=tuple(100 + 7 * i for i in range(LAYERS)),
+        )
+    )
 
 
 def signals(round: int, rule: Rule, nodes: tuple[int, ...] = tuple(range(NODES))) -> Signals:
     width = 1 if rule.measure.pooled else LAYERS
-    values = torch.rand(2, NODES, width, generator=torch.Generator().manual_seed(round))
+    values = torch.rand(3, NODES, width, generator=torch.Generator().manual_seed(round))
     return Signals(*values[:, list(nodes)])
 
 

@@ -148,7 +148,7 @@ def test_other_consensus_sign_mirrors_the_second_signal():
     rates = RULES["feda2l"](consensus_sign=-1, warmup_rounds=3).start(setting())
     mirrored = RULES["feda2l"](warmup_rounds=3).start(setting())
     for round in range(1, 20):
-        sigma, zeta = noise(round)
+        sigma, zeta = noise(round)[:2]
         rates.step(round, Signals(sigma, zeta))
         mirrored.step(round, Signals(sigma, 1 - zeta))
     torch.testing.assert_close(rates.rates, mirrored.rates)

@@ -128,7 +128,7 @@ def test_reference_clips_its_rates():
 def test_balance_ends_listen_to_one_signal(balance):
     rates, other = start(balance=balance, warmup_rounds=0), start(balance=balance, warmup_rounds=0)
     for round in range(1, 10):
-        sigma, zeta = noise(round)
+        sigma, zeta = noise(round)[:2]
         rates.step(round, Signals(sigma, zeta))
         other.step(round, Signals(sigma if balance else zeta * 3, zeta if not balance else sigma * 3))
     assert torch.equal(rates.rates, other.rates)

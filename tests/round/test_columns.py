@@ -92,6 +92,22 @@ def test_signals_are_the_equations_layer_by_layer(measure, dtype, rel, block, mo
     assert 0 < float(zeta[:, 3].mean()) < 1  # the example has coordinates on both sides
 
 
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+@pytest.mark.parametrize(("dtype", "rel"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_movement_is_the_norm_of_what_training_changed(measure, dtype, rel):
+    layout = Layout.of(Odd())
+    base, trained, _ = states(layout, dtype)
+    columns = Columns(layout, ODD_LAYERS, measure)
+    movement = columns.movement(base, trained)
+    assert movement.dtype == torch.float64
+    b, t = (measured(layout, ODD_LAYERS, measure, rows) for rows in (base, trained))
+    for layer in range(len(ODD_LAYERS)):
+        torch.testing.assert_close(movement[:, layer], (t[layer] - b[layer]).norm(dim=1), rtol=rel, atol=0)
+    for row in (0, ROWS - 1):
+        assert torch.equal(columns.movement(base[[row]], trained[[row]]), movement[[row]])
+    assert not columns.movement(base, base).any()
+
+
 def test_disagreement_is_the_mean_squared_distance_to_the_mean_model():
     layout = Layout.of(Odd())
     rows = states(layout)[1]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from feda2l.layers import find_layers, layer_groups
 from feda2l.models import build
+from feda2l.round import train
 from feda2l.round.states import Layout
 from feda2l.round.train import Hyperparameters, Samples, Training, train_node
 
@@ -42,11 +43,9 @@ class Node:
 
     def train(self, training: Training, shard: Tensor, rates: list[float], momentum: float, round: int) -> float:
         layers = self.layout.layer_of_slots(find_layers(self.model))
+        memory = [self.layout.views(memory) for memory in self.memory]
         return train_node(
-            self.model,
-            self.parameters,
-            [self.layout.views(memory) for memory in self.memory],
-            self.steps,
+            train.Node(self.model, self.parameters, memory, self.steps),
             training,
             training.batches(shard, 0, round),
             Hyperparameters([rates[layer] for layer in layers], momentum),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from feda2l.algorithms import Task
 from feda2l.data import Images, find, partition
 from feda2l.errors import FedA2LError
 from feda2l.experiment.engines import choose_engine
@@ -23,8 +24,8 @@ from feda2l.round.train import Loss, Samples, Training
 from feda2l.simulate.engine import Engine, Member
 from feda2l.simulate.population import CPU, Population, averaged_buffers
 from feda2l.simulate.simulation import Simulation
+from feda2l.topology import Mixing, Topology, build_mixing
 from feda2l.topology import build as build_topology
-from feda2l.topology import build_mixing
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
     spec = spec.resolved(layers=len(layers), model=spec.model.name or find(spec.data.name).model)
     loss = _loss(spec)
     _try_out(spec, model, loss, data)
+    algorithm = spec.algorithm.algorithm
+    optimizer = spec.training.optimizer
+    momentum = spec.training.momentum if optimizer == "sgd" else 0.0
+    classes = not data.images.train_y.is_floating_point()
+    algorithm.check(Task(classes, optimizer, momentum, spec.runtime.precision))
     shards, local = deal(spec, data.images)
     samples = [len(shard) for shard in shards]
     topology = spec.topology
@@ -79,15 +85,17 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
         spec.training.epochs,
         spec.training.drop_last,
         spec.seed,
+        algorithm,
     )
+    mixing = _mixing(spec, graph, samples)
     simulation = Simulation(
         name=spec.name,
         rounds=spec.rounds,
         member=Member(training, shards, local, data.test, data.images.classes, data.images.affine(data.device)),
         layers=layers,
-        mixing=build_mixing(graph, topology.weights, samples),
-        rates=spec.rates.rule.start(_setting(spec, layers)),
-        measure=spec.rates.rule.measure,
+        mixing=mixing,
+        rule=spec.rates.rule,
+        setting=_setting(spec, layers, model, mixing, [training.steps(len(shard)) for shard in shards]),
         momentum=spec.training.momentum,
         momentum_state=spec.training.momentum_state,
         buffers=spec.algorithm.buffers,
@@ -102,7 +110,9 @@ def populate(runs: Sequence[Assembled]) -> Engine:
     """The engine that fits the model, over the pack's population with every row at its start."""
     first = runs[0]
     rows = sum(run.simulation.nodes for run in runs)
-    population = Population(first.model, rows, len(runs), first.spec.training.optimizer, device=first.device)
+    state = sorted({name for run in runs for name in run.simulation.algorithm.memory})
+    optimizer = first.spec.training.optimizer
+    population = Population(first.model, rows, len(runs), optimizer, state=state, device=first.device)
     start = 0
     for number, run in enumerate(runs):
         run.simulation.join(population, start, number)
@@ -148,10 +158,11 @@ def deal(spec: Spec, images: Images) -> tuple[list[Tensor], list[Tensor]]:
             f"choose a batch_size of at most {max(shard, 1)}, fewer data.nodes, a larger data.alpha or "
             "training.drop_last = false"
         )
-    if spec.evaluation.on != "global" and not all(len(rest) for _, rest in pairs):
+    asks = [f'evaluation.on = "{spec.evaluation.on}"'] if spec.evaluation.on != "global" else []
+    asks += [f'algorithm.name = "{spec.algorithm.name}"'] if spec.algorithm.algorithm.searches else []
+    if asks and not all(len(rest) for _, rest in pairs):
         raise FedA2LError(
-            f'evaluation.on = "{spec.evaluation.on}" needs samples that a node does not train on; '
-            f"data.train_fraction = {fraction} leaves none"
+            f"{asks[0]} needs samples that a node does not train on; data.train_fraction = {fraction} leaves none"
         )
     return [torch.from_numpy(own) for own, _ in pairs], [torch.from_numpy(rest) for _, rest in pairs]
 
@@ -193,14 +204,40 @@ def partition_of(spec: Spec, images: Images) -> list[NDArray[np.int64]]:
         ) from error
 
 
-def _setting(spec: Spec, layers: list[Layer]) -> Setting:
+def _setting(spec: Spec, layers: list[Layer], model: nn.Module, mixing: Mixing, steps: list[int]) -> Setting:
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    nodes = range(spec.data.nodes)
     return Setting(
         base=spec.rates.base,
         layers=tuple(layer.name for layer in layers),
-        nodes=tuple(range(spec.data.nodes)),
+        nodes=tuple(nodes),
         horizon=spec.rates.horizon or spec.rounds,
         momentum=spec.training.momentum if spec.training.optimizer == "sgd" else 0.0,
         seed=spec.seed,
+        steps=tuple(steps),
+        near_steps=tuple(tuple(steps[j] for j in mixing.row(node)[0]) for node in nodes),
+        sizes=tuple(sum(sizes[tensor] for tensor in layer.tensors) for layer in layers),
+    )
+
+
+def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:
+    """The weights of the average; a graph or weights on which the algorithm is not defined are refused."""
+    wanted, weights = spec.algorithm.algorithm.mixing, spec.topology.weights
+    strict = wanted in ("doubly_stochastic", "symmetric")
+    name, where = f'algorithm.name = "{spec.algorithm.name}"', f'topology.name = "{spec.topology.name}"'
+    if not (strict and graph.directed and weights == "metropolis"):
+        mixing = build_mixing(graph, weights, samples, push=wanted == "push")
+        if not strict or (mixing.symmetric() if wanted == "symmetric" else mixing.doubly_stochastic()):
+            return mixing
+    needs = "every node to be heard as much as it hears" if wanted == "doubly_stochastic" else "symmetric weights"
+    if not graph.directed:
+        raise FedA2LError(
+            f'{name} needs {needs}, which topology.weights = "{weights}" does not bring on {where}; '
+            'use topology.weights = "metropolis"'
+        )
+    equal = ', topology.weights = "uniform" where all degrees are equal' if wanted == "doubly_stochastic" else ""
+    raise FedA2LError(
+        f'{name} needs {needs} and {where} is directed; use an undirected graph{equal} or algorithm.name = "push_sum"'
     )
 
 

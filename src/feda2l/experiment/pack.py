@@ -17,11 +17,13 @@ from feda2l.experiment.progress import RunProgress
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.resume import check_same_run, continued, finished, saved_spec
 from feda2l.experiment.spec import Spec
-from feda2l.experiment.summary import summarise
+from feda2l.experiment.summary import search_rounds, summarise
 from feda2l.round.states import Layout
 from feda2l.simulate.checkpoint import restore, save_checkpoint
+from feda2l.simulate.engine import Engine
 from feda2l.simulate.population import MEMORY
-from feda2l.simulate.simulator import Completed, Simulator
+from feda2l.simulate.search import search
+from feda2l.simulate.simulator import Completed, Simulator, one_thread
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -98,6 +100,7 @@ class Pack:
             stack.callback(engine.close)
             simulator = Simulator(engine, simulations)
             try:
+                self._search(engine)
                 self._loop(simulator, stack)
                 return self._end(simulator)
             except torch.AcceleratorError as error:
@@ -124,6 +127,21 @@ class Pack:
             input=assembled.images.input,
         )
         folder.write(folder.environment, _json(facts))
+
+    def _search(self, engine: Engine) -> None:
+        """Find the base rate of the runs that look for one; one that was interrupted in it begins it again."""
+        for assembled, folder in self.members:
+            simulation = assembled.simulation
+            if simulation.algorithm.searches and not simulation.round:
+                self.notes.append(f"{simulation.name}: searching for the base rate")
+                self._say()
+                with one_thread():
+                    found = search(engine, simulation)
+                folder.write(folder.search, _json(found))
+                low, high = min(found["rates"]), max(found["rates"])
+                rates = f"{low:.3g}" if high < 1.02 * low else f"{low:.3g} to {high:.3g}"
+                cost = search_rounds(assembled)
+                self.notes.append(f"{simulation.name}: base rate {rates}, found at the cost of {cost:.0f} rounds")
 
     def _loop(self, simulator: Simulator, stack: ExitStack) -> None:
         lead = max((assembled.simulation for assembled, _ in self.members), key=lambda s: s.rounds - s.round)
@@ -188,14 +206,15 @@ class Pack:
 def check_memory(runs: list[Assembled]) -> None:
     """Refuse a pack that is larger than the GPU's free memory before it starts, as running out would later.
 
-    A row is its parameters twice, the optimiser's memory and the half-precision copy, and once more all of that for
-    the copies and gradients of the engines; activations of a batch are small beside it.
+    A row is its parameters twice, the optimiser's and the algorithms' memory and the half-precision copy, and once more
+    all of that for the copies and gradients of the engines; activations of a batch are small beside it.
     """
     first = runs[0]
     if first.device.type == "cpu":
         return
     width = Layout.of(first.model).width
-    states = 2 + len(MEMORY[first.spec.training.optimizer])
+    own = {name for run in runs for name in run.simulation.algorithm.memory}
+    states = 2 + len(MEMORY[first.spec.training.optimizer]) + len(own)
     need = sum(run.simulation.nodes for run in runs) * width * (4 * states + 2) * 2
     free, _ = torch.cuda.mem_get_info(first.device)
     if need > free:

@@ -11,8 +11,10 @@ from typing import Any
 from feda2l.errors import FedA2LError, RunFailed
 
 ROUND_COLUMNS = ("train_loss", "accuracy", "test_loss", "local_accuracy", "local_test_loss", "bytes_sent")
-RUN_COLUMNS = ("mean_model_accuracy", "mean_model_loss", "disagreement")
-UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", "nodes", "layers"}  # of a round without evaluation
+MULTIPLIERS = ("multiplier_min", "multiplier_max", "multiplier_change")
+RUN_COLUMNS = ("mean_model_accuracy", "mean_model_loss", "disagreement", *MULTIPLIERS)
+# of a round without evaluation
+UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", *MULTIPLIERS, "nodes", "layers"}
 LAYER_COLUMNS = ("rate", "multiplier", "sigma", "zeta")
 
 
@@ -23,7 +25,7 @@ class RunFolder:
         self.path = path
         self.spec, self.environment, self.summary = path / "spec.toml", path / "environment.json", path / "summary.json"
         self.rounds, self.timings = path / "rounds.jsonl", path / "timings.jsonl"
-        self.checkpoint = path / "checkpoint.safetensors"
+        self.checkpoint, self.search = path / "checkpoint.safetensors", path / "search.json"
         self.rounds_table, self.layers_table = path / "rounds.parquet", path / "layers.parquet"
         self._lock: int | None = None
 

@@ -214,7 +214,11 @@ class Spec(Section):
     def resolved(self, *, layers: int, model: str) -> "Spec":
         """The same spec with every default filled in that depends on the data, the model or the rounds."""
         rates = self.rates.model_dump() | {"horizon": self.rates.horizon or self.rounds}
-        training = self.training.model_dump()
+        training, topology = self.training.model_dump(), self.topology.model_dump()
+        for section, values in (("training", training), ("topology", topology)):
+            given = getattr(self, section).model_fields_set
+            own = self.algorithm.algorithm.defaults.get(section, {})
+            values |= {key: value for key, value in own.items() if key not in given}
         rule = self.rates.rule
         if isinstance(rule, FedA2LRule):
             rule = rule.resolved(layers, model=model, data=self.data.name)
@@ -225,7 +229,12 @@ class Spec(Section):
         algorithm |= {
             key: getattr(self.algorithm.algorithm, key) for key in _parameters(type(self.algorithm.algorithm))
         }
-        values = self.model_dump() | {"rates": rates, "training": training, "algorithm": algorithm}
+        values = self.model_dump() | {
+            "rates": rates,
+            "training": training,
+            "topology": topology,
+            "algorithm": algorithm,
+        }
         values["model"] |= {"name": model}
         return Spec.model_validate(values)
 

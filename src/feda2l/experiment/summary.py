@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from torch import Tensor
+
 from feda2l.experiment.assemble import Assembled
 from feda2l.experiment.metrics import best_accuracy, rounds_to_grid, rounds_to_target
 from feda2l.experiment.records import RunFolder
@@ -29,6 +31,8 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
         "rounds_to": rounds_to_grid(accuracy, spec.evaluation.smoothing),
         "mixing": simulation.mixing.report(),
     }
+    if simulation.algorithm.searches:
+        summary["search"] = {"rates": simulation.notes["found"].tolist(), "rounds": search_rounds(assembled)}
     if simulation.diverged:
         where = simulation.diverged
         summary["diverged"] = {"round": where.round, "node": where.node, "layer": where.layer}
@@ -40,9 +44,17 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
             "every": spec.evaluation.every,
             "round": reached,
         }
+        if reached and "search" in summary:
+            summary["target"]["round_with_search"] = reached + summary["search"]["rounds"]
         # packed runs share the machine: their seconds are not their own
         if reached and pack == 1 and all(timing.get("pack") == 1 for timing in timings):
             until = timings[:reached]
             summary["target"]["seconds"] = sum(t.get(part, 0.0) for t in until for part in parts[:3])
             summary["target"]["seconds_with_evaluation"] = sum(t.get(part, 0.0) for t in until for part in parts)
     return summary
+
+
+def search_rounds(assembled: Assembled) -> float:
+    """What the search before round 1 cost, in rounds: the mean over nodes of its local epochs over a round's."""
+    epochs: Tensor = assembled.simulation.notes["epochs"]
+    return float(epochs.mean()) / assembled.spec.training.epochs

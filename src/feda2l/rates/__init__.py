@@ -1,5 +1,6 @@
 """Where the next learning rate comes from. A new rule is one short file and one entry in `RULES`."""
 
+from feda2l.rates.auto_lr import AutoLr
 from feda2l.rates.base import Measure, Rates, Rule, Schedule, Setting
 from feda2l.rates.cawr import Cawr
 from feda2l.rates.constant import Constant
@@ -7,7 +8,10 @@ from feda2l.rates.cosine import Cosine
 from feda2l.rates.decay_only import DecayOnly, HiddenSchedule
 from feda2l.rates.decay_only_matched import DecayOnlyMatched
 from feda2l.rates.exponential import Exponential
+from feda2l.rates.fed_lamb import FedLamb
 from feda2l.rates.feda2l import FedA2LRule
+from feda2l.rates.flare import Flare
+from feda2l.rates.flayer import Flayer
 from feda2l.rates.hyperbolic import ExpHyperbolic, Hyperbolic, HyperbolicReference
 from feda2l.rates.inverse_sqrt import InverseSqrt
 from feda2l.rates.model_level import ModelLevel
@@ -34,6 +38,10 @@ RULES: dict[str, type[Rule]] = {
     "random_multiplier": RandomMultiplier,
     "shuffled": Shuffled,
     "model_level": ModelLevel,
+    "flare": Flare,
+    "autolr": AutoLr,
+    "fed_lamb": FedLamb,
+    "flayer": Flayer,
 }
 
 __all__ = ["RULES", "Measure", "Rates", "Rule", "Schedule", "Setting"]

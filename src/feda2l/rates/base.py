@@ -21,17 +21,35 @@ class Setting:
     horizon: int = 1  # rounds until the end of a schedule that has one
     momentum: float = 0.0  # the optimiser's own
     seed: int = 0
+    steps: tuple[int, ...] = ()  # local steps a round of each of `nodes`
+    near_steps: tuple[tuple[int, ...], ...] = ()  # for each of `nodes` those of its closed neighbourhood
+    sizes: tuple[int, ...] = ()  # trainable parameters of each layer
+    factors: tuple[float, ...] = ()  # of the base rate, one for each of `nodes`, where nodes differ in it
+
+    def demand(self, rule: str, *keys: Literal["steps", "near_steps", "sizes"]) -> None:
+        """Raise unless each of these is known: one positive entry a node, or a layer in `sizes`."""
+        for key in keys:
+            values: tuple[int | tuple[int, ...], ...] = getattr(self, key)
+            each, count = ("layer", len(self.layers)) if key == "sizes" else ("node", len(self.nodes))
+            if not values:
+                raise FedA2LError(f"{rule} needs `{key}` of its setting, one entry a {each}, and was not told them")
+            if len(values) != count:
+                raise FedA2LError(f"{rule}: the setting has {len(values)} {key} for {count} {each}s")
+            for value in values:
+                if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
+                    raise FedA2LError(f"{rule}: the setting has {key} = {value} for a {each}, must be at least 1")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How the two signals of a round are taken."""
+    """How the signals of a round are taken."""
 
     threshold: float = 1e-3  # tau of the aggregation stability
     tensors: Literal["all", "weight"] = "all"  # of each layer
     eps: float = 1e-8  # beside the norm of the base state
     eps_in_norm: bool = False  # or added to each of its coordinates, as the released code does
     pooled: bool = False  # one sigma and one zeta over all layers
+    movement: bool = False  # is ||T - B|| of each layer wanted beside sigma and zeta?
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +68,12 @@ class Rule:
         raise NotImplementedError
 
 
+def demand_clip(clip: tuple[float, float]) -> None:
+    """Raise unless `clip`, the bounds of a multiplier, keeps every rate positive and finite."""
+    if not (len(clip) == 2 and 0 < clip[0] <= clip[1] < float("inf")):
+        raise FedA2LError(f"rates.clip = {clip}: must be [low, high] with 0 < low <= high, both finite")
+
+
 class Rates:
     """A rule at work: the rates of the coming round, [nodes, layers], and how they follow from this one."""
 
@@ -59,12 +83,20 @@ class Rates:
         shape = len(setting.nodes), len(setting.layers)
         self.setting = setting
         self.base = torch.tensor(setting.base, dtype=torch.float64).expand(shape)
+        if setting.factors:
+            self.base = self.base * torch.tensor(setting.factors, dtype=torch.float64).unsqueeze(1)
         self.rates = self.base.clone()
         self.multiplier = torch.ones(shape, dtype=torch.float64)
 
     def step(self, round: int, signals: Signals) -> None:
         """Set the rates of round `round + 1` at the end of round `round` (1-based)."""
         raise NotImplementedError
+
+    def movement(self, rule: str, signals: Signals) -> Tensor:
+        """||T - B|| of the round, [nodes, layers] in float64, for a rule that reads it."""
+        if signals.movement is None:
+            raise FedA2LError(f"{rule} needs ||T - B|| of each layer, and the signals came without `movement`")
+        return signals.movement.to(torch.float64).expand_as(self.rates)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"rates": self.rates.clone(), "multiplier": self.multiplier.clone()}

@@ -149,10 +149,10 @@ class FedA2LRates(Rates):
 
     def observed(self, round: int, signals: Signals) -> Signals:
         """The signals as they enter the histories."""
-        signals = Signals(*(signal.to(torch.float64).expand_as(self.rates) for signal in signals))
+        divergence, stability = (signal.to(torch.float64).expand_as(self.rates) for signal in signals[:2])
         if self.rule.transform == "softsign":
-            return Signals(*(torch.nn.functional.softsign(signal) for signal in signals))
-        return signals
+            return Signals(torch.nn.functional.softsign(divergence), torch.nn.functional.softsign(stability))
+        return Signals(divergence, stability)
 
     def multiplied(self, round: int, history: Signals) -> Tensor:
         """The factor m of the base rate, [nodes, layers]."""
@@ -176,7 +176,7 @@ class FedA2LRates(Rates):
         return Signals(
             *(
                 torch.cat([old, new.unsqueeze(0)])[-self.window :]
-                for old, new in zip(self.history, current, strict=True)
+                for old, new in zip(self.history[:2], current[:2], strict=True)
             )
         )
 

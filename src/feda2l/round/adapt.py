@@ -1,4 +1,4 @@
-"""Three states -> the two signals of every layer (Algorithm 1, lines 8 to 10), as reductions over columns."""
+"""Three states -> the signals of every layer (Algorithm 1, lines 8 to 10), as reductions over columns."""
 
 from collections.abc import Callable, Iterator
 
@@ -39,6 +39,11 @@ class Columns:
         if self.measure.pooled:
             moved, size = _pool(moved), _pool(size)
         return moved.sqrt() / (size.sqrt() + (self.measure.eps - inside))
+
+    def movement(self, base: Tensor, trained: Tensor) -> Tensor:
+        """||T - B|| of every row and layer: [rows, width] twice -> [rows, layers], float64 on the CPU."""
+        moved, _ = self._moved_and_size(base, trained, 0.0)
+        return (_pool(moved) if self.measure.pooled else moved).sqrt()
 
     def stability(self, trained: Tensor, aggregated: Tensor) -> Tensor:
         """zeta of every row and layer (Eq. 4): [rows, width] twice -> [rows, layers], float64 on the CPU."""

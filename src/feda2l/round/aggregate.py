@@ -16,6 +16,19 @@ def aggregate(mixing: Mixing, round: int, trained: Tensor, out: Tensor) -> None:
     mixing.apply(trained, round, out)
 
 
+def mix_published(mixing: Mixing, round: int, sent: dict[str, Tensor], times: int) -> dict[str, Tensor]:
+    """W applied `times` times to all that was published: [nodes, ...] by name, in fresh memory."""
+    mixed = {}
+    for name, values in sent.items():
+        rows = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
+        for _ in range(times):
+            out = torch.empty_like(rows)
+            mixing.apply(rows, round, out)
+            rows = out
+        mixed[name] = rows.view_as(values)
+    return mixed
+
+
 def aggregate_in_place(mixing: Mixing, round: int, values: Tensor) -> None:
     """The same for what travels beside the parameters (statistics, optimiser memory): [nodes, ...]."""
     rows = values.flatten(1)

@@ -5,10 +5,10 @@ from torch import Tensor
 from feda2l.topology import Mixing
 
 
-def bytes_sent(mixing: Mixing, round: int, values: int, bytes_per_value: int = 4) -> Tensor:
-    """Bytes that each node sends in a round: one message of `values` numbers to every node that hears it.
+def bytes_sent(mixing: Mixing, round: int, message: int) -> Tensor:
+    """Bytes that each node sends in a round: one message of so many bytes to every node that hears it.
 
-    `values` is what really travels: the parameters, the averaged statistics, the optimiser's memory if it is
-    averaged. A rate rule adds nothing. Padding does not travel; sample counts do so once and are not counted.
+    What really travels is counted: what the algorithm publishes, the averaged statistics, the optimiser's memory if it
+    is averaged. A rate rule adds nothing. Padding does not travel; sample counts do so once and are not counted.
     """
-    return mixing.messages(round) * (values * bytes_per_value)
+    return mixing.messages(round) * message

@@ -8,6 +8,7 @@ the next round's B.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from feda2l.layers import Layer
@@ -80,6 +81,15 @@ class Layout:
 
     def views(self, rows: Tensor) -> list[Tensor]:
         return [slot.view(rows) for slot in self.slots]
+
+    def columns(self) -> Tensor:
+        """The columns that hold a parameter."""
+        return torch.cat([torch.arange(slot.start, slot.start + slot.size) for slot in self.slots])
+
+    def expand(self, values: Tensor) -> Tensor:
+        """A value a tensor -> a value a column: [..., slots] -> [..., width]."""
+        widths = torch.tensor([slot.stop - slot.start for slot in self.slots], device=values.device)
+        return values.repeat_interleave(widths, dim=-1, output_size=self.width)
 
     def layer_of_slots(self, layers: list[Layer]) -> list[int]:
         """The number of the layer that each slot belongs to."""

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from feda2l.algorithms import Algorithm, FedAvg
 from feda2l.randomness import derive_seed, torch_generator
+from feda2l.round.local import Local
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,20 +35,38 @@ class Training:
     epochs: int
     drop_last: bool
     seed: int
+    algorithm: Algorithm = FedAvg()  # noqa: RUF009 (frozen)
 
-    def epoch_orders(self, shard: Tensor, node: int, round: int) -> list[Tensor]:
-        """The samples of each epoch of a round in their order: a fresh permutation of the node's shard."""
+    def epoch_orders(self, shard: Tensor, node: int, round: int, epochs: int | None = None) -> list[Tensor]:
+        """The samples of each epoch of a round in their order: a fresh permutation of the node's shard.
+
+        An algorithm that takes a number of steps, not of epochs, starts as many epochs as these need.
+        """
         keep = len(shard) // self.batch_size * self.batch_size if self.drop_last else len(shard)
+        steps = self.algorithm.local_steps if epochs is None else None
+        sizes = [keep] * (epochs or self.epochs)
+        if steps is not None:
+            whole, rest = divmod(steps, self._steps(keep))
+            sizes = [keep] * whole + [rest * self.batch_size] * (rest > 0)
         orders = []
-        for epoch in range(self.epochs):
+        for epoch, size in enumerate(sizes):
             generator = torch_generator(self.seed, node=node, round=round, purpose=f"batches/{epoch}")
-            orders.append(shard[torch.randperm(len(shard), generator=generator)[:keep]])
+            orders.append(shard[torch.randperm(len(shard), generator=generator)[:size]])
         return orders
 
-    def batches(self, shard: Tensor, node: int, round: int) -> list[Tensor]:
+    def batches(self, shard: Tensor, node: int, round: int, epochs: int | None = None) -> list[Tensor]:
         """The sample indices of each step of a round."""
-        orders = self.epoch_orders(shard, node, round)
+        orders = self.epoch_orders(shard, node, round, epochs)
         return [batch for order in orders for batch in order.split(self.batch_size)]
+
+    def steps(self, shard: int) -> int:
+        """How many steps a round has for a node of so many samples."""
+        keep = shard // self.batch_size * self.batch_size if self.drop_last else shard
+        steps = self.algorithm.local_steps
+        return self._steps(keep) * self.epochs if steps is None else steps
+
+    def _steps(self, keep: int) -> int:
+        return -(-keep // self.batch_size)
 
 
 class Hyperparameters(NamedTuple):
@@ -55,26 +76,30 @@ class Hyperparameters(NamedTuple):
     momentum: float
 
 
-def train_node(
-    model: nn.Module,
-    parameters: Sequence[Tensor],
-    memory: Sequence[Sequence[Tensor]],
-    steps: Tensor,
-    training: Training,
-    batches: Sequence[Tensor],
-    hyper: Hyperparameters,
-    *,
-    node: int,
-    round: int,
-) -> float:
-    """Train one node in place and return its mean training loss.
+class Node(NamedTuple):
+    """One node's model and state while it trains.
 
-    `parameters` are the model's trainable tensors, `memory` the optimiser's state beside each (one list of
-    tensors for SGD's momentum, two for Adam), `steps` the number of Adam steps so far.
+    `parameters` are the model's trainable tensors, `memory` the optimiser's state beside each (one list of tensors
+    for SGD's momentum, two for Adam), `steps` the number of Adam steps so far. `local` is the algorithm's part, if it
+    has one, `shadow` a model at the point that it climbs to, `taught` the base model's outputs, a row a sample.
     """
+
+    model: nn.Module
+    parameters: Sequence[Tensor]
+    memory: Sequence[Sequence[Tensor]]
+    steps: Tensor
+    local: Local | None = None
+    shadow: tuple[nn.Module, Sequence[Tensor]] | None = None
+    taught: Tensor | None = None
+
+
+def train_node(
+    own: Node, training: Training, batches: Sequence[Tensor], hyper: Hyperparameters, *, node: int, round: int
+) -> float:
+    """Train one node in place and return its mean training loss."""
     # for a user's own nn.Dropout: draws depend on (seed, node, round), not on the order of the nodes
     torch.manual_seed(derive_seed(training.seed, node=node, round=round, purpose="layers"))
-    model.train()
+    model, parameters = own.model.train(), own.parameters
     groups = _equal_rates(hyper.rates)
     losses = torch.empty(len(batches))
     x, y, normalise = training.samples
@@ -83,23 +108,51 @@ def train_node(
         inputs = normalise(x[batch])
         if channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        loss = training.loss(model(inputs), y[batch])
-        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True)
+        targets = y[batch]
+        taught = None if own.taught is None else own.taught[batch]
+        loss = objective(training, model(inputs), targets, taught)
+        gradients: Sequence[Tensor] = gradients_of(loss, parameters)
         losses[number] = loss.detach()
-        steps += 1
+        if own.local is not None:
+            again = partial(_gradients_at, own.shadow, training, inputs, targets, taught)
+            gradients = own.local.direct(gradients, again)
+        own.steps.add_(1)
         with torch.no_grad():
             for rate, members in groups:
                 _update(
                     training.optimizer,
                     [parameters[i] for i in members],
                     [in_memory_order(gradients[i], parameters[i]) for i in members],
-                    [[kind[i] for i in members] for kind in memory],
-                    steps,
+                    [[kind[i] for i in members] for kind in own.memory],
+                    own.steps,
                     rate,
                     hyper.momentum,
                     training.weight_decay,
                 )
     return float(losses.double().mean())
+
+
+def objective(training: Training, outputs: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
+    """What a node minimises: the task loss, and what its algorithm makes of it."""
+    return training.algorithm.loss(training.loss(outputs, targets), outputs, targets, taught)
+
+
+def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradient of each parameter, zeros for one that the loss does not depend on; losses of rows are summed."""
+    ones = torch.ones_like(loss)
+    return torch.autograd.grad(loss, parameters, ones, materialize_grads=True, allow_unused=True)
+
+
+def _gradients_at(
+    shadow: tuple[nn.Module, Sequence[Tensor]] | None,
+    training: Training,
+    inputs: Tensor,
+    targets: Tensor,
+    taught: Tensor | None,
+) -> tuple[Tensor, ...]:
+    assert shadow is not None
+    model, parameters = shadow
+    return gradients_of(objective(training, model(inputs), targets, taught), parameters)
 
 
 def _equal_rates(rates: list[float]) -> list[tuple[float, list[int]]]:

@@ -17,7 +17,8 @@ from feda2l.simulate.simulation import Simulation
 def tensors(simulation: Simulation) -> dict[str, Tensor]:
     """Everything the next round depends on, by name: no time, host, path or rank in it.
 
-    `model.NAME` and `optimizer.KIND.NAME` are [nodes, *shape]; `rates.KEY` is the rule's state.
+    `model.NAME`, `optimizer.KIND.NAME` and `algorithm.KIND.NAME` are [nodes, *shape]; `algorithm.KEY` is the
+    algorithm's small state, `rates.KEY` the rule's.
     """
     state = {name: values.contiguous().cpu() for name, values in _views(simulation)}
     state |= {f"rates.{key}": value.contiguous() for key, value in simulation.rates.state_dict().items()}
@@ -74,6 +75,8 @@ def restore(simulation: Simulation, path: Path) -> None:
             found = list(state[name].shape) if name in state else "nothing"
             raise FedA2LError(f"{path}: {name} should be {list(values.shape)}, found {found}: it is of another run")
         values.copy_(state[name])
+    if simulation.algorithm.searches:
+        simulation.rebase(simulation.notes["found"].tolist())
     prefix = "rates."
     try:
         simulation.rates.load_state_dict(
@@ -88,9 +91,12 @@ def _views(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
     """Every matrix of the population as named tensors, the run's rows of each."""
     population, rows = simulation.population, simulation.rows
     matrices = {"model": population.base} | {f"optimizer.{kind}": m for kind, m in population.memory.items()}
+    matrices |= {f"algorithm.{name}": population.state[name] for name in simulation.algorithm.memory}
     for kind, matrix in matrices.items():
         for slot in population.layout.slots:
             yield f"{kind}.{slot.name}", slot.view(matrix[rows])
     yield "optimizer.steps", population.steps[rows]
+    for name, values in simulation.notes.items():
+        yield f"algorithm.{name}", values
     for name, values in population.buffers.items():
         yield f"buffers.{name}", values[rows]

@@ -41,6 +41,7 @@ class CudaEngine(Engine):
         owners = {name for name, part in model.named_modules() if isinstance(part, kinds)}
         self.in_half = [self.half is not None and slot.name.rpartition(".")[0] in owners for slot in slots]
         self.table = update_table(population.layout, self.in_half, self.device)
+        self.full_table = update_table(population.layout, [False] * len(slots), self.device)
         self.rates = torch.zeros(rows, len(slots), dtype=base.dtype, device=self.device)
         self.momentum = torch.zeros(rows, dtype=base.dtype, device=self.device)
         self.weight_decays = torch.zeros_like(self.momentum)
@@ -49,6 +50,8 @@ class CudaEngine(Engine):
         self.total = torch.zeros(rows, dtype=torch.float64, device=self.device)
         self.order = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
         self.steps = population.steps
+        self.teaching = [number for number, member in enumerate(members) if member.training.algorithm.teaches]
+        self.taught: Tensor | None = None  # [teaching runs, samples, outputs]
         # several at a time: one model's convolutions fill the gaps of another's passes over memory
         self.scorers = [
             (copy.deepcopy(model).to(self.device), torch.cuda.Stream(self.device)) for _ in range(EVALUATION_STREAMS)
@@ -109,7 +112,7 @@ class CudaEngine(Engine):
         lines: list[Tensor] = []
         for job in jobs:
             training, plan, line = self.training(job), list[Tensor | None](), list[Tensor]()
-            for epoch in training.epoch_orders(self.shard(job), job.node, job.round):
+            for epoch in training.epoch_orders(self.shard(job), job.node, job.round, job.epochs):
                 whole, rest = divmod(len(epoch), training.batch_size)
                 plan += [None] * whole + ([epoch[-rest:]] if rest else [])
                 # a smaller last batch fills its place in the line, so that step and place stay in step
@@ -133,6 +136,27 @@ class CudaEngine(Engine):
         self.lengths[rows] = torch.tensor([len(plan) for plan in plans], device=self.device)
         return plans
 
+    def teach(self, jobs: Sequence[TrainJob]) -> None:
+        """Write the base models' outputs for their nodes' samples, for the algorithms whose loss wants them."""
+        with torch.no_grad():
+            for job in jobs:
+                if job.run not in self.teaching:
+                    continue
+                x, y, normalise = self.training(job).samples
+                model = self.scorers[0][0].eval()
+                self.point(model, self.population.base[job.row], job.row)
+                for batch in self.shard(job).to(self.device).split(EVALUATION_BATCH):
+                    outputs = self.outputs(model(self.inputs(normalise(x[batch]))))
+                    if self.taught is None:
+                        self.taught = outputs.new_zeros(len(self.teaching), len(y), *outputs.shape[1:])
+                    self.taught[self.teaching.index(job.run), batch] = outputs
+
+    def next_samples(self, rows: slice, batch_size: int) -> Tensor:
+        """Which samples stand in the next batch of these rows, [rows, batch]; computed on the card, so it replays."""
+        step = self.counter[rows].minimum(self.lengths[rows] - 1).clamp(min=0).unsqueeze(1)
+        places = step * batch_size + torch.arange(batch_size, device=self.device)
+        return self.order[rows].gather(1, places).long()
+
     def forget(self) -> None:
         """Captured steps know a buffer's address: drop them when it moves."""
 
@@ -153,8 +177,10 @@ class CudaEngine(Engine):
         half: Tensor | None,
         addresses: Tensor,
         losses: Tensor,
+        *,
+        full: bool = False,
     ) -> None:
-        """The optimiser's step of these rows, and the count."""
+        """The optimiser's step of these rows, and the count; `full`: no gradient is in half precision."""
         training, counter, lengths = self.training(job), self.counter[rows], self.lengths[rows]
         update_rows(
             training.optimizer,
@@ -162,7 +188,7 @@ class CudaEngine(Engine):
             memory,
             half,
             addresses,
-            self.table,
+            self.full_table if full else self.table,
             self.rates[rows],
             self.momentum[rows],
             self.steps[rows],

@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from feda2l.round.train import in_memory_order
+from feda2l.round.local import Local
+from feda2l.round.train import gradients_of, in_memory_order, objective
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
 from feda2l.simulate.engine import TrainJob
 
@@ -24,6 +25,8 @@ class _Node:
     addresses: Tensor  # of the gradients, for the update kernel
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
     batch: tuple[Tensor, ...] = ()  # kept alive for the graph
+    local: Local | None = None  # the algorithm's part
+    shadow: tuple[nn.Module, list[nn.Parameter]] | None = None  # a model at the point that it climbs to
 
 
 class CudaGraphs(CudaEngine):
@@ -47,6 +50,7 @@ class CudaGraphs(CudaEngine):
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         with self.numerics():
             plans = self.prepare(jobs)
+            self.teach(jobs)
             rows = torch.tensor([job.row for job in jobs], device=self.device)
             self.population.trained[rows] = self.population.base[rows]
             if self.half is not None:
@@ -74,6 +78,7 @@ class CudaGraphs(CudaEngine):
         stream = self.streams[row % len(self.streams)]
         node = _Node(model, parameters, stream, torch.zeros(len(parameters), dtype=torch.int64, device=self.device))
         node.batch = self.empty_batch(job, 1)
+        self._localise(node, job)
         state = [population.trained[row], population.steps[row], self.counter[row], self.total[row]]
         state += [matrix[row] for matrix in (*population.memory.values(), *population.buffers.values())]
         state += [] if self.half is None else [self.half[row]]
@@ -90,6 +95,20 @@ class CudaGraphs(CudaEngine):
             tensor.copy_(value)
         return node
 
+    def _localise(self, node: _Node, job: TrainJob) -> None:
+        """Give a row its algorithm's part in the step."""
+        population, row, algorithm = self.population, job.row, self.training(job).algorithm
+        if algorithm.trains_plainly:
+            return
+        remembered = {name: matrix[row] for name, matrix in population.state.items()}
+        views = population.layout.views
+        node.local = Local(algorithm, population.trained[row], population.base[row], remembered, views)
+        if node.local.climbed is not None:
+            # its statistics are its own, so that a batch counts once in the node's
+            shadow = copy.deepcopy(self.model).to(self.device).train()
+            buffers = {name: values.clone() for name, values in population.buffers.items()}
+            node.shadow = shadow, self.point(shadow, node.local.climbed, row, buffers=buffers)
+
     def _step(self, job: TrainJob, batch: Tensor | None) -> None:
         node = self.nodes[job.row]
         with torch.cuda.stream(node.stream):
@@ -98,22 +117,36 @@ class CudaGraphs(CudaEngine):
                 return
             # a smaller last batch is rare and short, so it is not captured; the graph keeps its own addresses
             (x, y, normalise), chosen = self.training(job).samples, batch.to(self.device)
-            loose = _Node(node.model, node.parameters, node.stream, torch.empty_like(node.addresses))
+            loose = replace(node, addresses=torch.empty_like(node.addresses))
             self.population.steps[job.row] += 1
-            self._learn(loose, job, self.inputs(normalise(x[chosen])), y[chosen], taken=True)
+            self._learn(loose, job, self.inputs(normalise(x[chosen])), y[chosen], chosen)
 
-    def _learn(self, node: _Node, job: TrainJob, inputs: Tensor, targets: Tensor, taken: bool = False) -> list[Tensor]:
+    def _learn(
+        self, node: _Node, job: TrainJob, inputs: Tensor, targets: Tensor, chosen: Tensor | None = None
+    ) -> list[Tensor]:
         """Batch, forward, backward and update of one row; returns the gradients, whose memory the update reads."""
         rows = slice(job.row, job.row + 1)
-        population = self.population
-        if not taken:
+        population, training, taught = self.population, self.training(job), None
+        if training.algorithm.teaches:
+            assert self.taught is not None
+            samples = self.next_samples(rows, training.batch_size)[0] if chosen is None else chosen
+            taught = self.taught[self.teaching.index(job.run)][samples]
+        if chosen is None:
             self.take(rows, job, inputs, targets)
-        loss = self.training(job).loss(self.outputs(node.model(inputs)), targets)
-        gradients = torch.autograd.grad(loss, node.parameters, materialize_grads=True, allow_unused=True)
+
+        def gradients_at(model: nn.Module, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+            value = objective(training, self.outputs(model(inputs)), targets, taught)
+            return value.detach(), gradients_of(value, parameters)
+
+        loss, gradients = gradients_at(node.model, node.parameters)
+        steered = node.local is not None and node.local.steers
+        if node.local is not None:
+            gradients = node.local.direct(gradients, lambda: gradients_at(*node.shadow)[1] if node.shadow else ())
         kept = [in_memory_order(g, p) for g, p in zip(gradients, node.parameters, strict=True)]
         if not torch.cuda.is_current_stream_capturing():
             node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
         memory = [matrix[rows] for matrix in population.memory.values()]
         half = None if self.half is None else self.half[rows]
-        self.update(rows, job, population.trained[rows], memory, half, node.addresses, loss.detach().view(1))
+        values, addresses = population.trained[rows], node.addresses
+        self.update(rows, job, values, memory, half, addresses, loss.view(1), full=steered)
         return kept

@@ -5,16 +5,19 @@ batched matrix product. The forward pass is compiled, the step captured; rows ar
 and go in groups, so that a group waits only for rows as long as itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feda2l.algorithms import Algorithm
+from feda2l.round.local import Local
+from feda2l.round.train import Training
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
-from feda2l.simulate.engine import Member, TrainJob
-from feda2l.simulate.population import Population
+from feda2l.simulate.engine import TrainJob
 from feda2l.simulate.stacked import ELEMENTWISE, Forward, stacked_loss
 
 WASTE = 1.15  # a group may cost this much more than its rows hold
@@ -90,43 +93,47 @@ class _Group:
     """Rows that step together: their places in the sorted order, and their captured step."""
 
     places: slice
+    algorithm: Algorithm
     stream: torch.cuda.Stream
     addresses: Tensor  # of the gradients, for the update kernel
     batch: tuple[Tensor, Tensor]
+    local: Local | None = None  # the algorithm's part
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
 
 
 class CudaStacked(CudaEngine):
-    """Groups of rows through node-batched kernels, on copies of the matrices in sorted order that live for a round."""
+    """Groups of rows through node-batched kernels, on copies of the matrices in sorted order that live for a round.
+
+    Rows whose algorithms train differently go in groups of their own.
+    """
 
     name = "cuda_batched"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        population: Population,
-        members: Sequence[Member],
-        *,
-        precision: str = "fp32",
-        deterministic: bool = False,
-    ) -> None:
-        super().__init__(model, population, members, precision=precision, deterministic=deterministic)
-        assert isinstance(model, nn.Sequential)
-        forward, loss = batched_forward(model), stacked_loss(members[0].training.loss)
-
-        def losses(parameters: Sequence[Tensor], x: Tensor, targets: Tensor) -> Tensor:
-            return loss(self.outputs(forward(parameters, x)), targets)
-
-        self.losses = torch.compile(losses, dynamic=False)
+    def start(self, processes: int | None = None) -> None:
+        population, members = self.population, self.members
         self.parameters = torch.zeros_like(population.base)
         self.memory = [torch.zeros_like(matrix) for matrix in population.memory.values()]
         self.steps = torch.zeros_like(population.steps)
-        shards = [(len(shard), member.training) for member in members for shard in member.shards]
-        lengths = [size // training.batch_size * training.epochs for size, training in shards]
-        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+        rows = [(run, shard, member) for run, member in enumerate(members) for shard in member.shards]
+        lengths = [member.training.steps(len(shard)) for _, shard, member in rows]
+        kinds = [member.training.algorithm.kind for _, _, member in rows]
+        order = sorted(range(len(rows)), key=lambda row: (kinds[row], -lengths[row]))
         self.sorted = torch.tensor(order, device=self.device)
         self.place = {row: place for place, row in enumerate(order)}
-        self.size = group_size([lengths[row] for row in order])
+        tables = {run: number for number, run in enumerate(self.teaching)}
+        self.tables = torch.tensor([[tables.get(rows[row][0], 0)] for row in order], device=self.device)
+        self.spans: list[tuple[slice, Algorithm]] = []
+        for _, same in groupby(order, key=lambda row: kinds[row]):
+            alike = list(same)
+            size, first = group_size([lengths[row] for row in alike]), self.place[alike[0]]
+            algorithm = rows[alike[0]][2].training.algorithm
+            starts = range(first, first + len(alike), size)
+            self.spans += [(slice(start, start + size), algorithm) for start in starts]
+        # what the algorithms' parts in a step read, in sorted order; nothing where all train plainly
+        steered = any(kinds)
+        self.base = torch.zeros_like(population.base) if steered else None
+        self.remembered = {name: torch.zeros_like(matrix) for name, matrix in population.state.items() if steered}
+        self.losses = {kind: self._compiled(rows[kinds.index(kind)][2].training) for kind in set(kinds)}
         self.groups: list[_Group] = []
 
     def close(self) -> None:
@@ -136,21 +143,38 @@ class CudaStacked(CudaEngine):
     def forget(self) -> None:
         self.groups.clear()
 
+    def _compiled(self, training: Training) -> Callable[..., Tensor]:
+        """The objective of k rows, from parameters [k, *shape]."""
+        assert isinstance(self.model, nn.Sequential)
+        forward, loss, algorithm = batched_forward(self.model), stacked_loss(training.loss), training.algorithm
+
+        def losses(parameters: Sequence[Tensor], x: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
+            outputs = self.outputs(forward(parameters, x))
+            return algorithm.loss(loss(outputs, targets), outputs, targets, taught)
+
+        return torch.compile(losses, dynamic=False)
+
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         population = self.population
         pairs = list(zip(population.memory.values(), self.memory, strict=True))
         with self.numerics():
             plans = self.prepare([job._replace(row=self.place[job.row]) for job in jobs])
+            self.teach(jobs)
             self.parameters.copy_(population.base[self.sorted])
+            if self.base is not None:
+                self.base.copy_(self.parameters)
+            for name, matrix in self.remembered.items():
+                matrix.copy_(population.state[name][self.sorted])
             self.steps.copy_(population.steps[self.sorted])
             for matrix, own in pairs:
                 own.copy_(matrix[self.sorted])
             if self.half is not None:
                 self.half.copy_(self.parameters)
-            for start in range(0, len(self.sorted), self.size) if not self.groups else ():
-                self.groups.append(self._capture(slice(start, start + self.size), jobs[0]))
+            for places, algorithm in self.spans if not self.groups else ():
+                self.groups.append(self._capture(places, algorithm, jobs[0]))
             present = torch.cuda.current_stream(self.device)
-            longest = self.lengths.view(-1, self.size).amax(dim=1).tolist()
+            lengths = self.lengths.tolist()
+            longest = [max(lengths[group.places]) for group in self.groups]
             for group in self.groups:
                 group.stream.wait_stream(present)
             for step in range(max(longest)):
@@ -167,12 +191,17 @@ class CudaStacked(CudaEngine):
             totals = self.total.tolist()
         return [totals[self.place[job.row]] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
 
-    def _capture(self, places: slice, job: TrainJob) -> _Group:
+    def _capture(self, places: slice, algorithm: Algorithm, job: TrainJob) -> _Group:
         """Warm a group up and capture its step; its rows are left as they were."""
         slots = len(self.population.layout.slots)
         addresses = torch.zeros(slots, dtype=torch.int64, device=self.device)
         stream = torch.cuda.Stream(self.device)
-        group = _Group(places, stream, addresses, self.empty_batch(job, places.stop - places.start))
+        batch = self.empty_batch(job, places.stop - places.start)
+        group = _Group(places, algorithm, stream, addresses, batch)
+        if not algorithm.trains_plainly:
+            assert self.base is not None
+            remembered = {name: matrix[places] for name, matrix in self.remembered.items()}
+            group.local = Local(algorithm, self.parameters[places], self.base[places], remembered, self._leaves)
         state = [self.parameters, self.steps, self.counter, self.total, *self.memory]
         state += [] if self.half is None else [self.half]
         before = [tensor[places].clone() for tensor in state]
@@ -190,20 +219,31 @@ class CudaStacked(CudaEngine):
 
     def _learn(self, group: _Group, job: TrainJob) -> list[Tensor]:
         """Batch, forward, backward and update of a group; returns the gradients, whose memory the update reads."""
-        places, (inputs, targets) = group.places, group.batch
+        places, (inputs, targets), local = group.places, group.batch, group.local
         rows = places.stop - places.start
+        taught = None
+        if group.algorithm.teaches:
+            assert self.taught is not None
+            samples = self.next_samples(places, self.training(job).batch_size)
+            taught = self.taught[self.tables[places], samples]
         self.take(places, job, inputs, targets)
-        values = self.parameters[places] if self.half is None else self.half[places]
-        leaves = [leaf.detach().requires_grad_() for leaf in self._leaves(values)]
         x = inputs.permute(0, 2, 3, 1).unflatten(0, (rows, -1))  # channels last in memory, so this is a view
-        losses = self.losses(leaves, x, targets.view(rows, -1))
-        gradients = torch.autograd.grad(losses, leaves, torch.ones_like(losses))
+
+        def gradients_at(values: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+            leaves = [leaf.detach().requires_grad_() for leaf in self._leaves(values)]
+            losses = self.losses[group.algorithm.kind](leaves, x, targets.view(rows, -1), taught)
+            return losses.detach(), torch.autograd.grad(losses, leaves, torch.ones_like(losses))
+
+        losses, gradients = gradients_at(self.parameters[places] if self.half is None else self.half[places])
+        if local is not None:
+            gradients = local.direct(gradients, lambda: () if local.climbed is None else gradients_at(local.climbed)[1])
         kept = [gradient.contiguous() for gradient in gradients]
         if not torch.cuda.is_current_stream_capturing():
             group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
         memory = [matrix[places] for matrix in self.memory]
         half = None if self.half is None else self.half[places]
-        self.update(places, job, self.parameters[places], memory, half, group.addresses, losses.detach())
+        full = local is not None and local.steers
+        self.update(places, job, self.parameters[places], memory, half, group.addresses, losses, full=full)
         return kept
 
     def _leaves(self, rows: Tensor) -> list[Tensor]:

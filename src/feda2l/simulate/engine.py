@@ -1,5 +1,6 @@
 """What every engine does: train rows of the population, and score them. `Rows` does it one node at a time."""
 
+import copy
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from feda2l.round.train import Hyperparameters, Loss, Samples, Training, train_node
+from feda2l.round.local import Local
+from feda2l.round.train import Hyperparameters, Loss, Node, Samples, Training, train_node
 from feda2l.simulate.pool import Pool, default_processes
 from feda2l.simulate.population import Population, point
 
@@ -29,13 +31,14 @@ class Member:
 
 
 class TrainJob(NamedTuple):
-    """Train one row: a node of a run, in a round, with these rates."""
+    """Train one row: a node of a run, in a round, with these rates; for other epochs than a round's if told."""
 
     row: int
     run: int
     node: int
     round: int
     hyper: Hyperparameters
+    epochs: int | None = None
 
 
 class ScoreJob(NamedTuple):
@@ -121,22 +124,46 @@ class Rows(Engine):
         losses = self.pool.map("train_row", [jobs[i] for i in order])
         return [loss for _, loss in sorted(zip(order, losses, strict=True))]
 
-    def train_row(self, row: int, run: int, node: int, round: int, hyper: Hyperparameters) -> float:
+    def train_row(
+        self, row: int, run: int, node: int, round: int, hyper: Hyperparameters, epochs: int | None = None
+    ) -> float:
         population, member = self.population, self.members[run]
-        population.trained[row].copy_(population.base[row])
-        views = population.layout.views
-        parameters = point(self.model, views(population.trained[row]), self._buffers(row))
-        return train_node(
+        training, views, values = member.training, population.layout.views, population.trained[row]
+        taught = self._taught(row, member, member.shards[node]) if training.algorithm.teaches else None
+        values.copy_(population.base[row])
+        own = Node(
             self.model,
-            parameters,
+            point(self.model, views(values), self._buffers(row)),
             [views(matrix[row]) for matrix in population.memory.values()],
             population.steps[row],
-            member.training,
-            member.training.batches(member.shards[node], node, round),
-            Hyperparameters(*hyper),
-            node=node,
-            round=round,
+            taught=taught,
         )
+        if not training.algorithm.trains_plainly:
+            state = {name: matrix[row] for name, matrix in population.state.items()}
+            local = Local(training.algorithm, values, population.base[row], state, views)
+            own = own._replace(local=local, shadow=None if local.climbed is None else self._shadow(local.climbed, row))
+        batches = training.batches(member.shards[node], node, round, epochs)
+        return train_node(own, training, batches, Hyperparameters(*hyper), node=node, round=round)
+
+    def _shadow(self, climbed: Tensor, row: int) -> tuple[nn.Module, list[nn.Parameter]]:
+        """A model at another point; its statistics are its own, so that a batch counts once in the node's."""
+        model = copy.deepcopy(self.model).train()
+        buffers = {name: values.clone() for name, values in self._buffers(row).items()}
+        return model, point(model, self.population.layout.views(climbed), buffers)
+
+    def _taught(self, row: int, member: Member, shard: Tensor) -> Tensor:
+        """The base model's outputs for the samples of a shard, in their rows of a table of all samples."""
+        x, y, normalise = member.training.samples
+        model = copy.deepcopy(self.model).eval()
+        point(model, self.population.layout.views(self.population.base[row]), self._buffers(row))
+        table: Tensor | None = None
+        with torch.no_grad():
+            for batch in shard.split(EVALUATION_BATCH):
+                outputs = model(normalise(x[batch]))
+                table = outputs.new_empty(len(y), *outputs.shape[1:]) if table is None else table
+                table[batch] = outputs
+        assert table is not None
+        return table
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         pieces = []

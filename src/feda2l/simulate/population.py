@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 class Population:
     """The states of every node: parameters twice (B becomes A while T stands), optimiser memory, buffers.
 
-    `base` holds B at the start of a round and A after mixing; `trained` holds T.
+    `base` holds B at the start of a round and A after mixing; `trained` holds T; `state` what algorithms remember.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Population:
         runs: int,
         optimizer: str,
         *,
+        state: Iterable[str] = (),
         device: torch.device = CPU,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -47,6 +49,7 @@ class Population:
         self.base = zeros(rows, width)
         self.trained = zeros(rows, width)
         self.memory = {name: zeros(rows, width) for name in MEMORY[optimizer]}
+        self.state = {name: zeros(rows, width) for name in state}
         self.steps = zeros(rows, dtype=torch.float32)  # of Adam; a float because torch's fused kernel counts so
         self.mean = zeros(runs, width)
         buffers = list(model.named_buffers())

@@ -1,16 +1,18 @@
 """One run of a pack: its rows of the population, who they talk to, and how their rates move."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from feda2l.algorithms import Algorithm, Neighbourhood, Own
 from feda2l.equations import Signals
 from feda2l.layers import Layer
-from feda2l.rates.base import Measure, Rates
+from feda2l.rates.base import Measure, Rates, Rule, Setting
 from feda2l.round.adapt import Columns
-from feda2l.round.aggregate import MomentumState, aggregate, aggregate_in_place, settle_memory
+from feda2l.round.aggregate import MomentumState, aggregate, aggregate_in_place, mix_published, settle_memory
 from feda2l.round.exchange import bytes_sent
 from feda2l.round.train import Hyperparameters
 from feda2l.simulate.engine import Member, TrainJob
@@ -36,8 +38,8 @@ class Simulation:
     member: Member
     layers: list[Layer]
     mixing: Mixing
-    rates: Rates
-    measure: Measure
+    rule: Rule
+    setting: Setting
     momentum: float
     momentum_state: MomentumState
     buffers: Literal["average", "local", "recalibrate"]
@@ -47,22 +49,54 @@ class Simulation:
     round: int = 0
     diverged: Divergence | None = None
     class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
+    notes: dict[str, Tensor] = field(init=False)  # the algorithm's small state
+    rates: Rates = field(init=False)
     start: int = 0  # its first row, and its number in the pack: set when the pack is made
     number: int = 0
     population: Population = field(init=False)
     columns: Columns = field(init=False)
     all_columns: Columns = field(init=False)
     slots: list[int] = field(init=False)  # the layer of each tensor
+    parameter_columns: Tensor = field(init=False)  # those that are not padding
+    moved: Tensor | None = field(init=False)  # ||T - B|| of each layer, where the rule asks for it
+    multiplier_range: tuple[float, float] = field(init=False)  # over nodes and layers, of the last round
+    multiplier_change: float = field(init=False)  # the largest, to the coming round
     same: list[int] = field(init=False)  # for each node the first that holds the same model
+
+    def __post_init__(self) -> None:
+        self.rates = self.rule.start(self.setting)
 
     def join(self, population: Population, start: int, number: int) -> None:
         """Take rows `start`... of a population."""
         self.start, self.number = start, number
         self.population = population
-        self.columns = Columns(population.layout, self.layers, self.measure, population.device)
+        self.columns = Columns(population.layout, self.layers, self.rule.measure, population.device)
         # the disagreement is over all parameters, whatever the rule measures
         self.all_columns = Columns(population.layout, self.layers, Measure(), population.device)
         self.slots = population.layout.layer_of_slots(self.layers)
+        self.parameter_columns = population.layout.columns().to(population.device)
+        shares = self.samples if self.mixing.weights == "samples" else torch.ones_like(self.samples)
+        self.notes = self.algorithm.note(shares, self.nodes, len(self.layers))
+
+    def rebase(self, rates: list[float]) -> None:
+        """Start the rate rule again from base rates that were found, one a node."""
+        base = math.exp(math.fsum(map(math.log, rates)) / len(rates))
+        setting = replace(self.setting, base=base, factors=tuple(rate / base for rate in rates))
+        self.rates = self.rule.start(setting)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.member.training.algorithm
+
+    @property
+    def samples(self) -> Tensor:
+        """How many samples each node trains on."""
+        return torch.tensor([len(shard) for shard in self.member.shards], dtype=torch.float64)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The algorithm's parameter-shaped state: this run's rows of each matrix."""
+        return {name: self.population.state[name][self.rows] for name in self.algorithm.memory}
 
     @property
     def nodes(self) -> int:
@@ -91,31 +125,38 @@ class Simulation:
 
     @property
     def message(self) -> int:
-        """How many numbers a node sends to each neighbour."""
+        """How many bytes a node sends to each neighbour every time the round mixes."""
         population = self.population
+        parameters = population.layout.parameters
         memory = self.momentum_state == "average" and (self.momentum > 0 or len(population.memory) > 1)
-        values = population.layout.parameters * (1 + len(population.memory) * memory)
+        beside = parameters * len(population.memory) * memory
         if self.buffers == "average":
-            values += sum(population.buffers[name][0].numel() for name in self.averaged)
-        return values
+            beside += sum(population.buffers[name][0].numel() for name in self.averaged)
+        return self.algorithm.message_bytes(parameters) + 4 * beside
 
     def jobs(self) -> list[TrainJob]:
         """The training of the coming round: one job a node."""
-        momentum = self.momentum if self.rates.momentum is None else self.rates.momentum
         return [
             TrainJob(
                 self.start + node,
                 self.number,
                 node,
                 self.round + 1,
-                Hyperparameters([layer_rates[layer] for layer in self.slots], momentum),
+                Hyperparameters([layer_rates[layer] for layer in self.slots], self.used_momentum),
             )
             for node, layer_rates in enumerate(self.rates.rates.tolist())
         ]
 
+    @property
+    def used_momentum(self) -> float:
+        """The optimiser's momentum in the coming round."""
+        return self.momentum if self.rates.momentum is None else self.rates.momentum
+
     def divergence(self, losses: list[float]) -> Tensor:
         """sigma of the round that was just trained; a state that is not finite ends the run."""
-        sigma = self.columns.divergence(self.population.base[self.rows], self.population.trained[self.rows])
+        base, trained = self.population.base[self.rows], self.population.trained[self.rows]
+        sigma = self.columns.divergence(base, trained)
+        self.moved = self.columns.movement(base, trained) if self.rule.measure.movement else None
         broken = (~(sigma.isfinite() & torch.tensor(losses).isfinite().unsqueeze(1))).nonzero()
         if len(broken):
             node, layer = broken[0].tolist()
@@ -124,26 +165,74 @@ class Simulation:
 
     def mix(self) -> None:
         """T -> A, and what travels beside the parameters."""
-        population, round = self.population, self.round + 1
-        aggregate(self.mixing, round, population.trained[self.rows], population.base[self.rows])
-        settle_memory(self.momentum_state, self.mixing, round, [m[self.rows] for m in population.memory.values()])
+        population, round, algorithm = self.population, self.round + 1, self.algorithm
+        base, trained = population.base[self.rows], population.trained[self.rows]
+        own = self._own()
+        sent = algorithm.publish(own)
+        mixing = self._reweighed(sent) if algorithm.overrides("weigh") else self.mixing
+        if algorithm.averages_plainly:
+            aggregate(mixing, round, trained, base)
+        else:
+            base.copy_(algorithm.accept(own, sent, mix_published(mixing, round, sent, algorithm.gossip)))
+        for _ in range(algorithm.gossip):
+            settle_memory(self.momentum_state, mixing, round, [m[self.rows] for m in population.memory.values()])
+            if self.buffers == "average":
+                for name in self.averaged:
+                    aggregate_in_place(mixing, round, population.buffers[name][self.rows])
         if self.momentum_state == "reset":
             population.steps[self.rows] = 0  # Adam corrects its averages by their age
-        if self.buffers == "average":
-            for name in self.averaged:
-                aggregate_in_place(self.mixing, round, population.buffers[name][self.rows])
+
+    def _own(self) -> Own:
+        population, training = self.population, self.member.training
+        steps = [training.steps(len(shard)) for shard in self.member.shards]
+        return Own(
+            self.round + 1,
+            training.seed,
+            tuple(range(self.nodes)),
+            population.base[self.rows],
+            population.trained[self.rows],
+            self.state,
+            self.notes,
+            self.rates.rates,
+            torch.tensor(steps, dtype=torch.float64),
+            self.used_momentum,
+            self.parameter_columns,
+            self.all_columns.movement,
+            lambda values: population.layout.expand(values[:, self.slots].to(population.base)),
+        )
+
+    def _reweighed(self, sent: dict[str, Tensor]) -> Mixing:
+        """The mixing with the weights that each node gives those it hears."""
+        round, samples, weights = self.round + 1, self.samples, []
+        for node in range(self.nodes):
+            ids, _ = self.mixing.row(node, round)
+            near = Neighbourhood(
+                node,
+                ids,
+                self.mixing.given(node, round),
+                samples[list(ids)],
+                self.population.base[self.start + node],
+                {name: values[node] for name, values in self.notes.items()},
+                lambda name, ids=ids: sent[name][list(ids)],  # type: ignore[misc]
+                self.all_columns.movement,
+            )
+            weights.append(self.algorithm.weigh(near))
+        return self.mixing.reweighed(weights, round)
 
     def adapt(self, sigma: Tensor) -> dict[str, Any]:
         """Measure zeta, set the next rates, complete the round; what there is to record of the layers."""
         population = self.population
         zeta = self.columns.stability(population.trained[self.rows], population.base[self.rows])
         self.round += 1
-        used = {"rate": self.rates.rates.tolist(), "multiplier": self.rates.multiplier.tolist()}
-        self.rates.step(self.round, Signals(sigma, zeta))
-        return used | {"sigma": sigma.tolist(), "zeta": zeta.tolist()}
+        rates, multiplier = self.rates.rates, self.rates.multiplier.clone()
+        self.rates.step(self.round, Signals(sigma, zeta, self.moved))
+        self.multiplier_range = float(multiplier.min()), float(multiplier.max())
+        self.multiplier_change = float((self.rates.multiplier - multiplier).abs().max())
+        layers = {"rate": rates, "multiplier": multiplier, "sigma": sigma, "zeta": zeta}
+        return {name: values.tolist() for name, values in layers.items()}
 
     def bytes_sent(self) -> list[int]:
-        sent: list[int] = bytes_sent(self.mixing, self.round, self.message).tolist()
+        sent: list[int] = bytes_sent(self.mixing, self.round, self.message * self.algorithm.gossip).tolist()
         return sent
 
     def compare(self) -> None:

@@ -104,13 +104,16 @@ class Simulator:
 
 
 def _record(simulation: Simulation, losses: list[float], layers: dict[str, Any]) -> dict[str, Any]:
-    """What every round records: losses, disagreement, bytes, and the layers' rates and signals."""
+    """What every round records: losses, disagreement, bytes, multipliers, and the layers' rates and signals."""
     disagreement, sent = simulation.disagreement(), simulation.bytes_sent()
     return {
         "round": simulation.round,
         "train_loss": _mean(losses),
         "disagreement": float(disagreement.sum()),
         "bytes_sent": sum(sent),
+        "multiplier_min": simulation.multiplier_range[0],
+        "multiplier_max": simulation.multiplier_range[1],
+        "multiplier_change": simulation.multiplier_change,
         "nodes": {"train_loss": losses, "bytes_sent": sent},
         "layers": {"name": [layer.name for layer in simulation.layers], "disagreement": disagreement.tolist()} | layers,
     }

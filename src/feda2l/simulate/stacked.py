@@ -6,7 +6,9 @@ for them; for other models it is `engine = "batched"`, whose bits depend on how 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +17,9 @@ from torch.func import functional_call, vmap
 
 from feda2l.errors import FedA2LError
 from feda2l.randomness import derive_seed
+from feda2l.round.local import Local, Views
 from feda2l.round.states import Layout
-from feda2l.round.train import Loss, Training
+from feda2l.round.train import Loss, Training, gradients_of
 from feda2l.simulate.engine import EVALUATION_BATCH, Engine, Member, Score, ScoreJob, TrainJob
 from feda2l.simulate.population import Population
 
@@ -119,7 +122,8 @@ class Stacked(Engine):
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         def alike(i: int) -> tuple[object, ...]:
             training = self.members[jobs[i].run].training
-            return training.batch_size, training.epochs, training.drop_last, training.weight_decay, id(training.loss)
+            sizes = training.batch_size, training.epochs, training.drop_last, training.weight_decay
+            return *sizes, id(training.loss), training.algorithm.kind
 
         def length(i: int) -> int:
             return len(self.members[jobs[i].run].shards[jobs[i].node])
@@ -146,29 +150,72 @@ class Stacked(Engine):
         self.model.train()
         torch.manual_seed(derive_seed(training.seed, node=first.node, round=first.round, purpose="layers"))
         batches = [
-            self.members[job.run].training.batches(self.members[job.run].shards[job.node], job.node, job.round)
+            self.members[job.run].training.batches(
+                self.members[job.run].shards[job.node], job.node, job.round, job.epochs
+            )
             for job in jobs
         ]
         rows = torch.tensor([job.row for job in jobs])
         state = _State.of(training, population, jobs, rows)
-        lossfn = stacked_loss(training.loss)
+        algorithm, views = training.algorithm, population.layout.views
+        taught = self._taught(jobs) if algorithm.teaches else None
         x, y, normalise = training.samples
         totals = torch.zeros(len(jobs), dtype=torch.float64)
         for chosen, indices in _stretches(batches):
             part, total, targets = state[chosen], totals[chosen], y[indices]
-            leaves = [view.requires_grad_() for view in population.layout.views(part.values.detach())]
-            ones = torch.ones(len(total))
+            leaves, local = _leaves(views, part.values), None
+            if not algorithm.trains_plainly:
+                remembered = {name: matrix[rows[chosen]] for name, matrix in population.state.items()}
+                local = Local(algorithm, part.values, population.base[rows[chosen]], remembered, views)
+                climbed = [] if local.climbed is None else _leaves(views, local.climbed)
             for index, target in zip(indices, targets, strict=True):
                 inputs = normalise(x[index.flatten()]).unflatten(0, index.shape)
-                losses = lossfn(self.forward(leaves, inputs), target)
-                gradients = torch.autograd.grad(losses, leaves, ones, materialize_grads=True, allow_unused=True)
+                told = None if taught is None else taught(chosen, index)
+                losses = self._losses(training, leaves, inputs, target, told)
+                gradients: Sequence[Tensor] = gradients_of(losses, leaves)
                 total += losses.detach()
+                if local is not None:
+                    again = partial(self._gradients, training, climbed, inputs, target, told)
+                    gradients = local.direct(gradients, again)
                 part.update(gradients)
         population.trained[rows] = state.values
         for matrix, memory in zip(population.memory.values(), state.memory, strict=True):
             matrix[rows] = memory
         population.steps[rows] = state.steps.squeeze(1)
         return (totals / torch.tensor([len(steps) for steps in batches])).tolist()
+
+    def _losses(
+        self, training: Training, leaves: list[Tensor], inputs: Tensor, targets: Tensor, taught: Tensor | None
+    ) -> Tensor:
+        """The objective of each row."""
+        outputs = self.forward(leaves, inputs)
+        task = stacked_loss(training.loss)(outputs, targets)
+        return training.algorithm.loss(task, outputs, targets, taught)
+
+    def _gradients(self, training: Training, leaves: list[Tensor], *batch: Any) -> Sequence[Tensor]:
+        return gradients_of(self._losses(training, leaves, *batch), leaves)
+
+    def _taught(self, jobs: list[TrainJob]) -> Callable[[slice, Tensor], Tensor]:
+        """The base models' outputs for samples [rows, batch] of some of the rows, each row asked alone."""
+        tables: dict[int, Tensor] = {}
+        for job in jobs:
+            member = self.members[job.run]
+            x, y, normalise = member.training.samples
+            model = self.population.layout.views(self.population.base[job.row].unsqueeze(0))
+            for batch in member.shards[job.node].split(EVALUATION_BATCH):
+                with torch.no_grad():
+                    outputs = self._evaluated(model, normalise(x[batch]).unsqueeze(0))[0]
+                tables.setdefault(job.run, outputs.new_empty(len(y), *outputs.shape[1:]))[batch] = outputs
+        runs = list(tables)
+        table = torch.stack(list(tables.values()))
+        which = torch.tensor([[runs.index(job.run)] for job in jobs])
+        return lambda chosen, index: table[which[chosen], index]
+
+    def _evaluated(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        self.model.eval()
+        outputs = self.forward(parameters, inputs)
+        self.model.train()
+        return outputs
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         # models that answer the same questions are asked together
@@ -207,6 +254,10 @@ class Stacked(Engine):
         return [tuple(score) for score in scores]  # type: ignore[misc]
 
 
+def _leaves(views: Views, values: Tensor) -> list[Tensor]:
+    return [view.requires_grad_() for view in views(values.detach())]
+
+
 @dataclass
 class _State:
     """Rows that train together as matrices [rows, width], and the optimiser's step on them: torch's own formulas.
@@ -231,7 +282,6 @@ class _State:
     @classmethod
     def of(cls, training: Training, population: Population, jobs: list[TrainJob], rows: Tensor) -> "_State":
         layout = population.layout
-        widths = torch.tensor([slot.stop - slot.start for slot in layout.slots])
         values = population.base[rows]
         return cls(
             training,
@@ -239,7 +289,7 @@ class _State:
             values,
             [matrix[rows] for matrix in population.memory.values()],
             population.steps[rows].unsqueeze(1),
-            torch.tensor([job.hyper.rates for job in jobs]).repeat_interleave(widths, dim=1),
+            layout.expand(torch.tensor([job.hyper.rates for job in jobs])),
             torch.tensor([[job.hyper.momentum] for job in jobs]),
             torch.zeros_like(values),
         )

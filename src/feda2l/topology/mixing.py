@@ -6,7 +6,7 @@ has the same bits in every runtime, for any number of rows, columns or threads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict
 
@@ -75,6 +75,7 @@ class Mixing:
     topology: Topology
     weights: str
     _period: tuple[_Rows, ...] = field(repr=False)
+    push: bool = False  # is it its columns, not its rows, that sum to 1?
     _plans: dict[tuple[int, torch.device, torch.dtype], _Plan] = field(default_factory=dict, repr=False)
 
     @torch.no_grad()
@@ -109,6 +110,18 @@ class Mixing:
         part = slice(int(offsets[node]), int(offsets[node + 1]))
         return tuple(ids[part].tolist()), torch.from_numpy(weights[part]).float()
 
+    def given(self, node: int, round: int) -> Tensor:
+        """The float64 weights of a node's row."""
+        offsets, _, weights, _ = self._rows(round)
+        return torch.from_numpy(weights[offsets[node] : offsets[node + 1]])
+
+    def reweighed(self, weights: Sequence[Tensor], round: int) -> "Mixing":
+        """The same network with other weights in `round`: of each node those it gives its closed neighbourhood."""
+        period = list(self._period)
+        phase = self.topology.phase(round)
+        period[phase] = period[phase]._replace(weights=torch.cat(list(weights)).double().numpy())
+        return replace(self, _period=tuple(period), _plans={})
+
     def groups(self, round: int = 1) -> Tensor:
         """int64 `[nodes]`: nodes with equal rows of W share a number, counted from 0 by first appearance."""
         offsets, ids, weights, _ = self._rows(round)
@@ -135,18 +148,22 @@ class Mixing:
         - `stationary`: the left Perron vector of P: the weights of the nodes' losses in what is really minimised;
         - `doubly_stochastic`, `symmetric`: of W in every round; `edges`: in a round.
 
-        Isolated nodes have gap 0 and no stationary weights: each minimises its own loss.
+        Isolated nodes have gap 0 and no stationary weights: each minimises its own loss. With push-sum the weights of
+        the losses are those that the nodes start with, whatever P is.
         """
         matrices = [self._sparse(rows) for rows in self._period]
-        symmetric = all(abs(W - W.T).max() < 1e-12 for W in matrices)
-        doubly_stochastic = all(np.allclose(W.sum(axis=0), 1, rtol=0, atol=1e-9) for W in matrices)
+        if self.push:  # rows of the transposed chain sum to 1, and it has the same eigenvalues
+            matrices = [W.T.tocsr() for W in reversed(matrices)]
+        symmetric, doubly_stochastic = self.symmetric(), self.doubly_stochastic()
         connected = self.topology.connected()
-        reversible = len(matrices) == 1 and not self.topology.directed
-        mass = self._period[0].mass if reversible else perron(matrices)
+        reversible = len(matrices) == 1 and not self.topology.directed and not self.push
+        start = self._period[0].mass
+        mass = start if reversible else perron(matrices)
         stationary = mass / mass.sum() if connected and mass is not None else None
         gap = None if connected else 0.0
         if stationary is not None:
             gap = spectral_gap(matrices, stationary, reversible=reversible)
+            stationary = start / start.sum() if self.push else stationary
         return Report(
             spectral_gap=gap,
             phi=1 - gap if gap is not None and symmetric and doubly_stochastic and reversible else None,
@@ -155,6 +172,16 @@ class Mixing:
             symmetric=symmetric,
             edges=self.topology.edges(),
         )
+
+    def doubly_stochastic(self) -> bool:
+        """Do the rows and the columns of W sum to 1, in every round?"""
+        matrices = [self._sparse(rows) for rows in self._period]
+        return all(np.allclose(W.sum(axis=axis), 1, rtol=0, atol=1e-9) for W in matrices for axis in (0, 1))
+
+    def symmetric(self) -> bool:
+        """Is W its own transpose, in every round?"""
+        matrices = [self._sparse(rows) for rows in self._period]
+        return all(abs(W - W.T).max() < 1e-12 for W in matrices)
 
     def _rows(self, round: int) -> _Rows:
         return self._period[self.topology.phase(round)]
@@ -205,14 +232,16 @@ def _last_byte(matrix: Tensor) -> int:
     return matrix[-1:, -1:].data_ptr()
 
 
-def build_mixing(topology: Topology, weights: str, samples: Sequence[int]) -> Mixing:
+def build_mixing(topology: Topology, weights: str, samples: Sequence[int], *, push: bool = False) -> Mixing:
     """The mixing of a topology; `samples[i]` is the number of training samples of node i. Over i and its neighbours:
 
     - `samples`: n_j / sum of n;
     - `uniform`: 1 / (deg_i + 1);
     - `metropolis`: 1 / (1 + max(deg_i, deg_j)), and the rest for i itself; symmetric, so undirected graphs only.
 
-    Every row sums to 1. Weights are float64 and are rounded once, to the dtype of the matrix they meet.
+    Every row sums to 1. With `push` every column does: j gives 1 / (out_j + 1) of itself to each that hears it,
+    whatever the graph (`samples` is then what the nodes start with).
+    Weights are float64 and are rounded once, to the dtype of the matrix they meet.
     """
     look_up(weights, dict.fromkeys(WEIGHTS), "topology.weights")
     if weights == "metropolis" and topology.directed:
@@ -229,16 +258,21 @@ def build_mixing(topology: Topology, weights: str, samples: Sequence[int]) -> Mi
             f'use fewer data.nodes, another data.partition or topology.weights = "uniform"'
         )
     counts = np.asarray(samples, dtype=np.int64)
-    return Mixing(topology, weights, tuple(_weigh(phase, weights, counts) for phase in topology.period))
+    period = tuple(_weigh(phase, weights, counts, push=push) for phase in topology.period)
+    return Mixing(topology, weights, period, push)
 
 
-def _weigh(phase: Phase, weights: str, samples: NDArray[np.int64]) -> _Rows:
+def _weigh(phase: Phase, weights: str, samples: NDArray[np.int64], *, push: bool) -> _Rows:
     nodes = len(phase)
     size = np.fromiter((len(near) + 1 for near in phase), np.int64, nodes)  # deg + 1
     offsets = np.concatenate([[0], np.cumsum(size)])
     closed = (j for i, near in enumerate(phase) for j in sorted((i, *near)))
     ids = np.fromiter(closed, np.int64, offsets[-1])
     owner = np.repeat(np.arange(nodes), size)
+    if push and weights != "metropolis":
+        heard = np.bincount(ids, minlength=nodes)  # out + 1
+        mass = samples if weights == "samples" else np.ones(nodes)
+        return _Rows(offsets, ids, 1 / heard[ids], mass=mass.astype(np.float64))
     if weights == "samples":
         total = np.add.reduceat(samples[ids], offsets[:-1])
         return _Rows(offsets, ids, samples[ids] / total[owner], mass=(samples * total).astype(np.float64))

@@ -1,0 +1,75 @@
+"""CHOCO-SGD: compressed gossip that converges all the same.
+
+Koloskova, Stich, Jaggi: "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication",
+ICML 2019.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from feda2l.algorithms.base import Algorithm, Defaults, Own
+from feda2l.algorithms.compression import BLOCK, quantise, random_k, top_k
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choco(Algorithm):
+    """Neighbours see a replica of a node, which follows it by compressed differences:
+
+        r_i <- r_i + Q(T_i - r_i);   A_i = T_i + gamma sum_j W_ij (r_j - r_i)
+
+    Only Q(...) travels: `top_k` sends the largest `ratio` of the entries (4 bytes of value and 4 of place each),
+    `random_k` as many at places that follow from the seed (4 bytes each), `quantise` all of them with `bits` bits and a
+    4-byte scale for 64. Replicas start at 0. `none` with gamma = 1 is FedAvg. BatchNorm statistics travel whole.
+    """
+
+    summary = "compressed gossip: neighbours follow replicas by top-k, random-k or quantised differences"
+    citation = "Koloskova et al. 2019"
+    memory = ("replica",)
+    mixing = "symmetric"
+    defaults: ClassVar[Defaults] = {"topology": {"weights": "metropolis"}}
+
+    compressor: Literal["top_k", "random_k", "quantise", "none"] = "top_k"
+    ratio: float = 0.1
+    bits: int = 8
+    gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        known = ("top_k", "random_k", "quantise", "none")
+        self.demand(self.compressor in known, "compressor", f"must be one of {', '.join(known)}")
+        self.demand(0 < self.ratio <= 1, "ratio", "must be above 0 and at most 1: the share of entries that travel")
+        self.demand(2 <= self.bits <= 16, "bits", "must be from 2 to 16")
+        self.demand(0 < self.gamma <= 1, "gamma", "must be above 0 and at most 1 (no compression: 1)")
+
+    def publish(self, own: Own) -> dict[str, Tensor]:
+        replica = own.memory["replica"]
+        replica.add_(self._compressed(own.trained - replica, own))
+        return {"model": replica}
+
+    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        return mixed["model"].sub_(sent["model"]).mul_(self.gamma).add_(own.trained)
+
+    def message_bytes(self, parameters: int) -> int:
+        match self.compressor:
+            case "top_k":
+                return 8 * self._count(parameters)
+            case "random_k":
+                return 4 * self._count(parameters)
+            case "quantise":
+                return -(-parameters * self.bits // 8) + 4 * -(-parameters // BLOCK)
+        return 4 * parameters
+
+    def _count(self, parameters: int) -> int:
+        return max(1, round(self.ratio * parameters))
+
+    def _compressed(self, rows: Tensor, own: Own) -> Tensor:
+        count = self._count(len(own.columns))
+        match self.compressor:
+            case "top_k":
+                return top_k(rows, count)
+            case "random_k":
+                return random_k(rows, count, own.columns, own.seed, own.round, own.ids)
+            case "quantise":
+                return quantise(rows, self.bits)
+        return rows

@@ -1,0 +1,132 @@
+"""FedAWA without a server: every node learns how much to listen to whom.
+
+Shi, Zhao, Zhang, Zhou, Guo, Chang: "FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using
+Client Vectors", CVPR 2025.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from feda2l.algorithms.base import Algorithm, Neighbourhood
+
+CHUNK = 1 << 20  # columns taken to float64 at a time
+KEPT = ("weights", "first", "second")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAWA(Algorithm):
+    """A_i = scale sum_k p_k theta_k with p = softmax(w), and w learned from the models that node i hears.
+
+    With g = B_i, the node's own base state, and client vectors tau_k = theta_k - g, a round takes `steps` steps down
+
+        loss(w) = sum_k p_k || tau_k - sum_j p_j tau_j || + R,   R = sum_k p_k (1 - cos(g, theta_k))
+
+    (regulariser "weighted"; "mean" is R = 1 - cos(sum_k p_k theta_k, g)). `w` is kept by neighbour id. The defaults are
+    the authors' code: w starts as the sample shares themselves, which makes the first weights nearly uniform; a fresh
+    Adam every round; the weights of a round are those before its step. No message is added. Without a server the
+    global model of the original is the node's own base state; on a full graph they are the same.
+    """
+
+    summary = "each node learns its neighbours' weights from their update vectors"
+    citation = "Shi et al. 2025"
+
+    regulariser: Literal["weighted", "mean"] = "weighted"
+    init: Literal["shares", "log_shares"] = "shares"
+    optimizer: Literal["adam", "sgd"] = "adam"
+    rate: float | None = None
+    optimizer_state: Literal["fresh", "kept"] = "fresh"
+    steps: int = 1
+    use: Literal["before", "after"] = "before"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key, choices in (
+            ("regulariser", ("weighted", "mean")),
+            ("init", ("shares", "log_shares")),
+            ("optimizer", ("adam", "sgd")),
+            ("optimizer_state", ("fresh", "kept")),
+            ("use", ("before", "after")),
+        ):
+            self.demand(getattr(self, key) in choices, key, f"must be one of {', '.join(choices)}")
+        self.demand(self.rate is None or 0 < self.rate < float("inf"), "rate", "must be above 0")
+        self.demand(self.steps >= 1, "steps", "must be at least 1 step a round")
+        self.demand(0 < self.scale < float("inf"), "scale", "must be above 0")
+
+    def note(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
+        """w and its optimiser's moments by neighbour id (not a number: never met), and the number of steps."""
+        unknown = torch.full((len(shares), nodes), torch.nan, dtype=torch.float64)
+        return {name: unknown.clone() for name in KEPT} | {"count": torch.zeros(len(shares), dtype=torch.float64)}
+
+    def weigh(self, near: Neighbourhood) -> Tensor:
+        ids = list(near.ids)
+        share = near.samples / near.samples.sum()
+        start = share if self.init == "shares" else share.log()
+        known = {name: near.notes[name][ids] for name in KEPT}
+        w = torch.where(known["weights"].isnan(), start, known["weights"])
+        first, second = (known[name].nan_to_num(nan=0.0) for name in KEPT[1:])
+        if self.optimizer_state == "fresh":
+            first, second = torch.zeros_like(w), torch.zeros_like(w)
+            near.notes["count"].zero_()
+        before, vectors = w, _Vectors.of(near)
+        for _ in range(self.steps):
+            near.notes["count"].add_(1)
+            w, first, second = self._step(w, vectors.gradient(w, self.regulariser), first, second, near.notes["count"])
+        for name, values in zip(KEPT, (w, first, second), strict=True):
+            near.notes[name][ids] = values
+        return torch.softmax(before if self.use == "before" else w, dim=0) * self.scale
+
+    def _step(
+        self, w: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One step of Adam (betas .5, .999) or of SGD (momentum .9, weight decay 5e-4), as in the authors' code."""
+        if self.optimizer == "sgd":
+            first = 0.9 * first + gradient + 5e-4 * w
+            return w - (0.01 if self.rate is None else self.rate) * first, first, second
+        first, second = 0.5 * first + 0.5 * gradient, 0.999 * second + 0.001 * gradient.square()
+        size = (second / (1 - 0.999**count)).sqrt() + 1e-8
+        rate = 1e-3 if self.rate is None else self.rate
+        return w - rate * first / (1 - 0.5**count) / size, first, second
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """All that the loss needs of the models: inner products, so that its gradient costs nothing."""
+
+    gram: Tensor  # tau_j . tau_k
+    along: Tensor  # theta_k . g
+    products: Tensor  # theta_j . theta_k
+    size: Tensor  # ||g||^2
+
+    @classmethod
+    def of(cls, near: Neighbourhood) -> "_Vectors":
+        models, base = near.hear("model"), near.base
+        count = len(models)
+        gram, products, along = (torch.zeros(count, n, dtype=torch.float64) for n in (count, count, 1))
+        size = torch.zeros((), dtype=torch.float64)
+        for start in range(0, len(base), CHUNK):
+            theta, g = models[:, start : start + CHUNK].double(), base[start : start + CHUNK].double()
+            tau = theta - g
+            gram += (tau @ tau.T).cpu()
+            products += (theta @ theta.T).cpu()
+            along += (theta @ g).unsqueeze(1).cpu()
+            size += (g @ g).cpu()
+        return cls(gram, along.squeeze(1), products, size)
+
+    def gradient(self, w: Tensor, regulariser: str) -> Tensor:
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            p = torch.softmax(w, dim=0)
+            apart = self.gram.diagonal() - 2 * self.gram @ p + p @ self.gram @ p
+            # the norm has no gradient at 0, where a model is the mean itself: 0 there, as for a node alone
+            there = apart > 1e-12 * self.gram.diagonal().max()
+            distance = torch.where(there, apart, 1.0).sqrt() * there
+            if regulariser == "weighted":
+                cosine = self.along / (self.products.diagonal() * self.size).sqrt()
+                loss = (p * distance).sum() + (p * (1 - cosine)).sum()
+            else:
+                loss = (p * distance).sum() + 1 - p @ self.along / ((p @ self.products @ p) * self.size).sqrt()
+            (gradient,) = torch.autograd.grad(loss, w)
+        return gradient

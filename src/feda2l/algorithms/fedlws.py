@@ -1,0 +1,53 @@
+"""FedLWS without a server: each layer of the average is shrunk by how much the neighbours differ.
+
+Shi, Zhao, Zhang, Zhou, Guo, Chang: "FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking", ICLR 2025.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feda2l.algorithms.base import Algorithm, Neighbourhood, Own
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedLWS(Algorithm):
+    """A_l = gamma_l a_l for every layer l of the average a, with g = B_i, the node's own base state:
+
+        gamma_l = ||g_l|| / (||g_l|| + tau_l ||a_l - g_l||),   tau_l = clamp(beta mean_k ||theta_k,l - a_l||, low, high)
+
+    The original shrinks on the server, where all clients meet; here node i looks at those that it hears, and the global
+    model is its own base state. Everything is measured on models that travel anyway: no message is added.
+    """
+
+    summary = "shrinks each layer of the average by the neighbours' spread"
+    citation = "Shi et al. 2025"
+
+    beta: float = 0.03
+    low: float = 0.01
+    high: float = 0.2
+
+    def __post_init__(self) -> None:
+        self.demand(0 <= self.beta < float("inf"), "beta", "must be 0 or more")
+        self.demand(0 <= self.low <= self.high, "low", f"must be from 0 to algorithm.high = {self.high}")
+        self.demand(self.high < float("inf"), "high", "must be finite")
+
+    def note(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
+        return {"spread": torch.zeros(len(shares), layers, dtype=torch.float64)}
+
+    def weigh(self, near: Neighbourhood) -> Tensor:
+        """The topology's own; the spread around their average is noted on the way."""
+        models = near.hear("model")
+        centre = near.weights.to(models) @ models
+        near.notes["spread"].copy_(near.movement(centre.expand_as(models).contiguous(), models).mean(dim=0))
+        return near.weights
+
+    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        average = mixed["model"]
+        size = own.movement(torch.zeros_like(own.base), own.base)
+        moved = own.movement(own.base, average)
+        tau = (self.beta * own.notes["spread"]).clamp(self.low, self.high)
+        # a layer that is 0 and does not move is left alone: 0 / 0 would be NaN
+        gamma = torch.where(moved > 0, size / (size + tau * moved), 1.0)
+        return average.mul_(own.expand(gamma))

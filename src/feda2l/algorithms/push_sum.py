@@ -1,0 +1,47 @@
+"""Push-sum (stochastic gradient push): averages on directed graphs, where nobody knows who listens.
+
+Assran, Loizou, Ballas, Rabbat: "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from feda2l.algorithms.base import Algorithm, Defaults, Neighbourhood, Own
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSum(Algorithm):
+    """Every node j gives each listener an equal part, W_ij = 1 / (out_j + 1), of its model and of its mass p_j:
+
+        x_j = p_j B_j + s_j (T_j - B_j);   A_i = sum_j W_ij x_j / p_i,   p_i <- sum_j W_ij p_j
+
+    The columns of W sum to 1, so no model is lost and none counts twice: with s_j = 1 (weights = "uniform") the plain
+    mean of the nodes' losses is minimised on any connected graph, with s_j its samples (weights = "samples") their
+    weighted mean. Where W is doubly stochastic masses stay equal and this is FedAvg.
+    """
+
+    summary = "column-stochastic mixing with a mass a node: right averages on directed graphs"
+    citation = "Assran et al. 2019"
+    mixing = "push"
+    defaults: ClassVar[Defaults] = {"topology": {"weights": "uniform"}}
+
+    def note(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
+        return {"share": shares.clone(), "mass": shares.clone()}
+
+    def publish(self, own: Own) -> dict[str, Tensor]:
+        """x_j / p_j, and p_j: what the listener multiplies again."""
+        part = (own.notes["share"] / own.notes["mass"]).to(own.base).unsqueeze(1)
+        return {"model": torch.lerp(own.base, own.trained, part), "mass": own.notes["mass"].clone()}
+
+    def message_bytes(self, parameters: int) -> int:
+        return 4 * parameters + 8
+
+    def weigh(self, near: Neighbourhood) -> Tensor:
+        """W_ij p_j / p_i: with these a row sums to 1, so statistics and momentum are averaged like the model."""
+        received = near.weights * near.hear("mass")
+        mass = received.sum()
+        near.notes["mass"].copy_(mass)
+        return received / mass

@@ -1,0 +1,49 @@
+"""What an algorithm changes in a training step: its objective, where the gradient is taken, which way it points."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from feda2l.algorithms.base import Algorithm
+
+Views = Callable[[Tensor], list[Tensor]]
+
+
+class Local:
+    """An algorithm's part in the steps of some rows, over their flat states [..., width].
+
+    `views` splits such a state into the model's tensors. Nothing here is allocated during a step, so a step can be
+    captured once and replayed.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, values: Tensor, base: Tensor, memory: Mapping[str, Tensor], views: Views
+    ) -> None:
+        self.algorithm, self.values, self.base, self.memory = algorithm, values, base, memory
+        self.direction = torch.zeros_like(values)
+        self.parts = views(self.direction)
+        self.climbed = torch.zeros_like(values) if algorithm.ascent else None
+        self.steers = algorithm.overrides("gradient")
+
+    def direct(self, gradients: Sequence[Tensor], again: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+        """What the optimiser is given, from the gradients at x; `again` gives those at the `climbed` point."""
+        with torch.no_grad():
+            if self.climbed is not None:
+                self._collect(gradients)
+                norm = torch.linalg.vector_norm(self.direction, dim=-1, keepdim=True)
+                step = self.direction.mul_(self.algorithm.ascent / (norm + 1e-12))
+                torch.add(self.values, step, out=self.climbed)
+        if self.climbed is not None:
+            gradients = again()
+        if not self.steers:
+            return gradients
+        with torch.no_grad():
+            self._collect(gradients)
+            steered = self.algorithm.gradient(self.direction, self.values, self.base, self.memory)
+            if steered is not self.direction:
+                self.direction.copy_(steered)
+        return self.parts
+
+    def _collect(self, gradients: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(self.parts, list(gradients))

@@ -1,0 +1,86 @@
+"""The search before round 1: every node tries rates, hears its neighbours' trials and takes one (DFedHPO)."""
+
+import math
+from typing import Any
+
+from feda2l.algorithms.dfedhpo import SPREAD, DFedHPO, Trial
+from feda2l.round.train import Hyperparameters
+from feda2l.simulate.engine import Engine, ScoreJob, TrainJob
+from feda2l.simulate.simulation import Simulation
+
+PAIR = 16  # bytes of a rate and a loss
+MOST = 1000  # exchanges of a consensus, then it is left as it is
+
+
+def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
+    """Find each node's base rate, start the run's rule with it, and say what was tried and what it cost."""
+    algorithm, nodes, seed = simulation.algorithm, range(simulation.nodes), simulation.member.training.seed
+    assert isinstance(algorithm, DFedHPO)
+    hears = [[j for j in simulation.mixing.row(node)[0] if j != node] for node in nodes]
+    own = _try_out(engine, simulation, [algorithm.draw(seed, node) for node in nodes])
+    heard = [[trial for j in hears[node] for trial in own[j]] for node in nodes]
+    shortlists = [algorithm.shortlist(own[node], heard[node], seed, node) for node in nodes]
+    tried = _try_out(engine, simulation, shortlists)
+    rates = [algorithm.decide(own[node], heard[node], tried[node]) for node in nodes]
+    exchanges = 0
+    while algorithm.consensus and max(rates) > SPREAD * min(rates) and exchanges < MOST:
+        rates = _mixed(simulation, rates, round=exchanges + 1)
+        exchanges += 1
+    epochs = [(len(own[node]) + len(tried[node])) * algorithm.eval_epochs for node in nodes]
+    for name, values in (("found", rates), ("epochs", epochs)):
+        for node in nodes:
+            simulation.notes[name][node] = values[node]
+    simulation.rebase(rates)
+    messages = int(simulation.mixing.messages().sum())
+    return {
+        "rates": rates,
+        "epochs": epochs,
+        "consensus_exchanges": exchanges,
+        "bytes_sent": messages * (PAIR * algorithm.trials + 8 * exchanges),
+        "trials": [[trial._asdict() | {"loss": _finite(trial.loss)} for trial in (*own[i], *tried[i])] for i in nodes],
+    }
+
+
+def _try_out(engine: Engine, simulation: Simulation, rates: list[list[float]]) -> list[list[Trial]]:
+    """Train every node with each of its rates from its start and take the loss on its unused samples.
+
+    The first rates of all nodes go together, then the second ones, and so on; nodes may have unequal numbers of them.
+    """
+    population, rows, member = simulation.population, simulation.rows, simulation.member
+    assert isinstance(simulation.algorithm, DFedHPO)
+    states = [population.base, population.steps, *population.memory.values(), *population.buffers.values()]
+    start = [state[rows].clone() for state in states]
+    trials: list[list[Trial]] = [[] for _ in rates]
+    for number in range(max(map(len, rates))):
+        nodes = [node for node, own in enumerate(rates) if number < len(own)]
+        hypers = [Hyperparameters([rates[n][number]] * len(simulation.slots), simulation.used_momentum) for n in nodes]
+        engine.train(
+            [
+                # round 0: the same batches in every trial, so that rates are all that differs
+                TrainJob(simulation.start + node, simulation.number, node, 0, hyper, simulation.algorithm.eval_epochs)
+                for node, hyper in zip(nodes, hypers, strict=True)
+            ]
+        )
+        population.base[rows] = population.trained[rows]
+        jobs = [ScoreJob(simulation.start + node, simulation.number, node, local=True) for node in nodes]
+        for node, score in zip(nodes, engine.score(jobs), strict=True):
+            loss = score.loss / len(member.local[node])
+            trials[node].append(Trial(rates[node][number], loss if math.isfinite(loss) else math.inf))
+        for state, value in zip(states, start, strict=True):
+            state[rows] = value
+    return trials
+
+
+def _mixed(simulation: Simulation, rates: list[float], round: int) -> list[float]:
+    """Each node's weighted mean of log rates over those it hears."""
+    logs = [math.log(rate) for rate in rates]
+    mixed = []
+    for node in range(simulation.nodes):
+        ids, _ = simulation.mixing.row(node, round)
+        weights = simulation.mixing.given(node, round).tolist()
+        mixed.append(math.exp(math.fsum(w * logs[j] for w, j in zip(weights, ids, strict=True))))
+    return mixed
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
