@@ -1,0 +1,116 @@
+"""Every algorithm on the GPU engines against the CPU's, on a real GPU; skipped where there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rounds_on_devices import CPU, SMALL, difference, merged, rounds
+from torch import nn
+
+import feda2l
+from feda2l import data
+from feda2l.algorithms import ALGORITHMS
+from feda2l.experiment.assemble import Loaded, assemble, populate
+from feda2l.experiment.spec import Spec
+from feda2l.simulate.search import search
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+# CHOCO's top-k and FedYogi's sign pick by comparisons, which rounding can turn: the values then differ a little more
+LOOSE = {"choco": 2e-3, "fedyogi": 1e-3}
+PLAIN = [name for name, kind in ALGORITHMS.items() if not kind.searches]
+LOCAL = ["fedprox", "fedntd", "dfedsam", "qg_dsgdm", "gradient_tracking"]
+
+
+class WithStatistics(nn.Sequential):
+    """A convolution, its BatchNorm and a linear layer."""
+
+    def __init__(self, classes: int, input: tuple[int, int, int]) -> None:
+        super().__init__(
+            nn.Conv2d(input[0], 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, classes)
+        )
+
+
+def chosen(name: str, *others: dict[str, Any]) -> dict[str, Any]:
+    return merged(SMALL, {"algorithm": {"name": name}, "rates": {"base": 0.02}}, *others)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_rounds_equal_the_cpus(name: str) -> None:
+    cpu, records, expected = rounds(chosen(name, {"runtime": {"engine": "rows"}}), 3, "cpu")
+    for engine in ("rows", "batched"):
+        gpu, found, run = rounds(chosen(name, {"runtime": {"engine": engine}}), 3, "cuda")
+        assert difference(cpu.base, gpu.base) < LOOSE.get(name, 1e-5), engine
+        assert found[-1]["bytes_sent"] == records[-1]["bytes_sent"]
+        for key, values in run.simulation.notes.items():
+            torch.testing.assert_close(values, expected.simulation.notes[key], rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["fedntd", "dfedsam", "fedprox"])
+@pytest.mark.parametrize("policy", ["average", "local", "recalibrate"])
+def test_statistics_follow_the_cpus(name: str, policy: str) -> None:
+    changed = {"model": {"name": f"{__name__}:WithStatistics"}, "algorithm": {"buffers": policy}}
+    cpu, _, _ = rounds(chosen(name, changed), 3, "cpu")
+    gpu, _, _ = rounds(chosen(name, changed), 3, "cuda")
+    assert difference(cpu.base, gpu.base) < 1e-4
+    for key, values in cpu.buffers.items():
+        torch.testing.assert_close(gpu.buffers[key].cpu(), values, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_smaller_last_batches_train_as_on_the_cpu(name: str) -> None:
+    odd = {"training": {"drop_last": False, "batch_size": 8}}
+    cpu, _, _ = rounds(chosen(name, odd, {"runtime": {"engine": "rows"}}), 2, "cpu")
+    gpu, _, _ = rounds(chosen(name, odd, {"runtime": {"engine": "rows"}}), 2, "cuda")
+    assert difference(cpu.base, gpu.base) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedntd", "qg_dsgdm"])
+def test_bf16_is_near_fp32(name: str) -> None:
+    for engine in ("rows", "batched"):
+        exact, _, _ = rounds(chosen(name, {"runtime": {"engine": engine}}), 3, "cuda")
+        half, _, _ = rounds(chosen(name, {"runtime": {"engine": engine, "precision": "bf16"}}), 3, "cuda")
+        assert 0 < difference(exact.base, half.base) < 0.02
+
+
+@pytest.mark.parametrize("engine", ["rows", "batched"])
+def test_a_pack_of_all_algorithms_equals_each_alone(engine: str, tmp_path: Path) -> None:
+    runtime = {"device": "cuda", "engine": engine, "deterministic": engine == "rows"}
+    specs = [chosen(name, {"name": name, "rounds": 3, "runtime": runtime}) for name in PLAIN]
+    packed = feda2l.run(specs, out=tmp_path / "packed", progress=False)
+    for spec, together in zip(specs, packed, strict=True):
+        alone = feda2l.run(spec, out=tmp_path / spec["name"], progress=False)
+        for node in range(4):
+            first, second = alone.state(node), together.state(node)
+            for key, value in first.items():
+                if engine == "rows":
+                    assert torch.equal(value, second[key]), (spec["name"], key)
+                else:
+                    tolerance = LOOSE.get(spec["name"], 1e-5)
+                    assert difference(value, second[key]) < 10 * tolerance, (spec["name"], key)
+
+
+@pytest.mark.parametrize("name", ["fedyogi", "fedawa", "gradient_tracking", "choco", "push_sum", "dfedhpo"])
+def test_a_longer_run_goes_on_with_the_same_bytes(name: str, tmp_path: Path) -> None:
+    runtime = {"device": "cuda", "engine": "rows", "deterministic": True}
+    own = {"algorithm": {"trials": 2, "eval_epochs": 1}} if name == "dfedhpo" else {}
+    spec = chosen(name, own, {"runtime": runtime, "rates": {"horizon": 4}})
+    feda2l.run(merged(spec, {"rounds": 4}), out=tmp_path / "whole", progress=False)
+    feda2l.run(merged(spec, {"rounds": 2}), out=tmp_path / "parts", progress=False)
+    feda2l.run(merged(spec, {"rounds": 4}), out=tmp_path / "parts", resume=True, progress=False)
+    for file in ("rounds.jsonl", "checkpoint.safetensors"):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_a_search_finds_what_the_cpu_finds() -> None:
+    found = {}
+    for device in ("cpu", "cuda"):
+        spec = chosen("dfedhpo", {"algorithm": {"trials": 3, "eval_epochs": 1}, "runtime": {"device": device}})
+        place = CPU if device == "cpu" else torch.device("cuda", 0)
+        run = assemble(Spec.parse(spec), Loaded.of(data.load("digits"), place))
+        engine = populate([run])
+        engine.start(0)
+        found[device] = search(engine, run.simulation)["rates"]
+        engine.close()
+    assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-3)
