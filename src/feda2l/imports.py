@@ -1,4 +1,4 @@
-"""Objects by import path: a user's own model or loss, named in a spec."""
+"""Objects by import path: a user's own model, loss, algorithm or rate rule, named in a spec."""
 
 import importlib
 import os

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from feda2l.errors import FedA2LError
@@ -45,8 +46,8 @@ class Own:
     def per_step(self, change: Tensor) -> Tensor:
         """change / (rate x steps): what each step of the round did on average, in units of the gradient."""
         reach = self.rates * self.steps.unsqueeze(1)
-        # a layer that was not trained (rate 0) did not change, and 0 / tiny is 0
-        return change / self.expand(reach.clamp_min(1e-30))
+        # a layer at rate 0 took no step, though mixing may have moved it: x / inf is 0
+        return change / self.expand(torch.where(reach > 1e-30, reach, torch.inf))
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ class Algorithm:
         """What each node lets its neighbours see, by name: [nodes, ...]; "model" is what is averaged to the model."""
         return {"model": own.trained}
 
-    def message_bytes(self, parameters: int) -> int:
-        """The size of what is published, as it travels."""
+    def message_bytes(self, parameters: int, width: int) -> int:
+        """The size of what is published, as it travels: of so many parameters, in so many columns of a row."""
         return 4 * parameters
 
     @property
@@ -155,7 +156,8 @@ class Algorithm:
     @property
     def kind(self) -> str:
         """Rows whose algorithms are of one kind train alike."""
-        return "" if self.trains_plainly else repr(self)
+        # with the module: a user's own class may be called like one of ours
+        return "" if self.trains_plainly else f"{type(self).__module__}.{self!r}"
 
     @property
     def averages_plainly(self) -> bool:

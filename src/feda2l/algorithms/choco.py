@@ -50,14 +50,14 @@ class Choco(Algorithm):
     def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
         return mixed["model"].sub_(sent["model"]).mul_(self.gamma).add_(own.trained)
 
-    def message_bytes(self, parameters: int) -> int:
+    def message_bytes(self, parameters: int, width: int) -> int:
         match self.compressor:
             case "top_k":
                 return 8 * self._count(parameters)
             case "random_k":
                 return 4 * self._count(parameters)
             case "quantise":
-                return -(-parameters * self.bits // 8) + 4 * -(-parameters // BLOCK)
+                return -(-parameters * self.bits // 8) + 4 * (width // BLOCK)
         return 4 * parameters
 
     def _count(self, parameters: int) -> int:

@@ -89,9 +89,13 @@ class DFedHPO(Algorithm):
             case "CA":
                 return _best([*own, *heard]).rate
             case "FA":
-                best = sorted([*own, *tried], key=lambda trial: trial.loss)[: self.top_k]
+                sound = [trial for trial in (*own, *tried) if math.isfinite(trial.loss)]
+                # one rate that diverges would spoil the mean; where all do, the smallest is the best guess
+                best = sorted(sound, key=_order)[: self.top_k] or [_best([*own, *tried])]
                 return math.fsum(trial.rate for trial in best) / len(best)
-        return _best(tried).rate
+        # a forest knows little of rates that were never tried: where all of its own diverge, a trial will do
+        sound = [trial for trial in tried if math.isfinite(trial.loss)]
+        return _best(sound or own).rate
 
     def _promising(self, trials: list[Trial], seed: int) -> list[float]:
         """The `top_k` rates of a grid that a random forest, fitted to log rate -> loss, likes best."""
@@ -101,7 +105,7 @@ class DFedHPO(Algorithm):
             raise FedA2LError('algorithm.aggregator = "MA" needs scikit-learn: pip install scikit-learn') from error
         worst = max((trial.loss for trial in trials if math.isfinite(trial.loss)), default=1.0)
         x = [[math.log(trial.rate)] for trial in trials]
-        y = [trial.loss if math.isfinite(trial.loss) else 2 * worst for trial in trials]
+        y = [trial.loss if math.isfinite(trial.loss) else worst + abs(worst) for trial in trials]
         low, high = map(math.log, self.rate_range)
         grid = [low + (high - low) * i / (GRID - 1) for i in range(GRID)]
         forest = RandomForestRegressor(n_estimators=TREES, random_state=seed % 2**32).fit(x, y)
@@ -110,4 +114,8 @@ class DFedHPO(Algorithm):
 
 
 def _best(trials: list[Trial]) -> Trial:
-    return min(trials, key=lambda trial: (trial.loss, trial.rate))
+    return min(trials, key=_order)
+
+
+def _order(trial: Trial) -> tuple[float, float]:
+    return trial.loss, trial.rate

@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm, Neighbourhood
+from feda2l.algorithms.base import Algorithm, Neighbourhood, Own
 
 CHUNK = 1 << 20  # columns taken to float64 at a time
+NOTHING = 1e-30  # the squared norm of a state of zeros, to which every cosine is 0
 KEPT = ("weights", "first", "second")
 
 
@@ -76,7 +77,15 @@ class FedAWA(Algorithm):
             w, first, second = self._step(w, vectors.gradient(w, self.regulariser), first, second, near.notes["count"])
         for name, values in zip(KEPT, (w, first, second), strict=True):
             near.notes[name][ids] = values
-        return torch.softmax(before if self.use == "before" else w, dim=0) * self.scale
+        return torch.softmax(before if self.use == "before" else w, dim=0)
+
+    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        """The scale is the model's alone: statistics and momentum that travel beside it are plain averages."""
+        return mixed["model"].mul_(self.scale)
+
+    @property
+    def averages_plainly(self) -> bool:
+        return self.scale == 1
 
     def _step(
         self, w: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: Tensor
@@ -123,10 +132,12 @@ class _Vectors:
             # the norm has no gradient at 0, where a model is the mean itself: 0 there, as for a node alone
             there = apart > 1e-12 * self.gram.diagonal().max()
             distance = torch.where(there, apart, 1.0).sqrt() * there
+            size = self.size.clamp_min(NOTHING)
             if regulariser == "weighted":
-                cosine = self.along / (self.products.diagonal() * self.size).sqrt()
+                cosine = self.along / (self.products.diagonal().clamp_min(NOTHING) * size).sqrt()
                 loss = (p * distance).sum() + (p * (1 - cosine)).sum()
             else:
-                loss = (p * distance).sum() + 1 - p @ self.along / ((p @ self.products @ p) * self.size).sqrt()
+                mean = (p @ self.products @ p).clamp_min(NOTHING)
+                loss = (p * distance).sum() + 1 - p @ self.along / (mean * size).sqrt()
             (gradient,) = torch.autograd.grad(loss, w)
         return gradient

@@ -47,7 +47,7 @@ class FedLWS(Algorithm):
         average = mixed["model"]
         size = own.movement(torch.zeros_like(own.base), own.base)
         moved = own.movement(own.base, average)
-        tau = (self.beta * own.notes["spread"]).clamp(self.low, self.high)
-        # a layer that is 0 and does not move is left alone: 0 / 0 would be NaN
-        gamma = torch.where(moved > 0, size / (size + tau * moved), 1.0)
+        shrinking = (self.beta * own.notes["spread"]).clamp(self.low, self.high) * moved
+        # without it a layer is left alone, also one that is 0: 0 / 0 would be NaN
+        gamma = torch.where(shrinking > 0, size / (size + shrinking), 1.0)
         return average.mul_(own.expand(gamma))

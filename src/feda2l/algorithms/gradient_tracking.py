@@ -46,7 +46,7 @@ class GradientTracking(Algorithm):
         direction = own.per_step(own.base - own.trained).mul_(1 - own.momentum)
         return {"model": own.trained, "direction": direction}
 
-    def message_bytes(self, parameters: int) -> int:
+    def message_bytes(self, parameters: int, width: int) -> int:
         return 2 * 4 * parameters
 
     def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:

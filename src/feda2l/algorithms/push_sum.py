@@ -36,7 +36,7 @@ class PushSum(Algorithm):
         part = (own.notes["share"] / own.notes["mass"]).to(own.base).unsqueeze(1)
         return {"model": torch.lerp(own.base, own.trained, part), "mass": own.notes["mass"].clone()}
 
-    def message_bytes(self, parameters: int) -> int:
+    def message_bytes(self, parameters: int, width: int) -> int:
         return 4 * parameters + 8
 
     def weigh(self, near: Neighbourhood) -> Tensor:

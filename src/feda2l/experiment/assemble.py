@@ -138,7 +138,7 @@ def new_model(spec: Spec, *, classes: int, input: tuple[int, ...], node: int = 0
     """The model with the initial values of a node; node 0's is the common start."""
     name = spec.model.name or find(spec.data.name).model
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(spec.seed, node=node, purpose="init"))
+        torch.default_generator.manual_seed(derive_seed(spec.seed, node=node, purpose="init"))
         return build(name, classes=classes, input=input)
 
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ def environment(**more: Any) -> dict[str, Any]:
     }
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return version(name)
@@ -30,6 +32,7 @@ def _version(name: str) -> str | None:
         return None
 
 
+@cache
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -38,6 +41,7 @@ def _processor() -> str:
         return platform.processor()
 
 
+@cache
 def _commit() -> str | None:
     """The commit of a source checkout; None for an installed package."""
     folder = Path(__file__).parent

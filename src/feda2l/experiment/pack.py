@@ -222,11 +222,11 @@ def check_memory(runs: list[Assembled]) -> None:
 
 
 def _diverged(assembled: Assembled) -> str:
-    where = assembled.simulation.diverged
+    where, rates = assembled.simulation.diverged, assembled.simulation.rates
     assert where is not None
     return (
         f"{assembled.spec.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
-        f"became infinite or not a number; try a smaller rates.base (now {assembled.spec.rates.base:g})"
+        f"became infinite or not a number; try a smaller rates.base (now {float(rates.base.max()):g})"
     )
 
 

@@ -13,6 +13,7 @@ from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.data import CATALOG
 from feda2l.errors import FedA2LError
 from feda2l.experiment.reading import Source, explain, read_toml, with_sets
+from feda2l.imports import import_object
 from feda2l.layers import Granularity
 from feda2l.models import MODELS
 from feda2l.names import look_up
@@ -91,8 +92,10 @@ class NamedSection(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    def parameters(self, section: str, table: Mapping[str, type[T]]) -> T:
-        kind = look_up(self.name, table, f"{section}.name")  # type: ignore[attr-defined]
+    def parameters(self, section: str, table: Mapping[str, type[T]], base: type[T]) -> T:
+        """The object of that name from a table, or a user's own by import path, with this table's keys."""
+        name: str = self.name  # type: ignore[attr-defined]
+        kind = _own(name, section, base) if ":" in name else look_up(name, table, f"{section}.name")
         try:
             return TypeAdapter(kind).validate_python(self.model_extra or {})
         except ValidationError as error:
@@ -102,7 +105,7 @@ class NamedSection(Section):
 class AlgorithmSpec(NamedSection):
     """The base algorithm; its own parameters stand beside its name."""
 
-    name: str = Field(default="fedavg", description="see `feda2l list algorithms`")
+    name: str = Field(default="fedavg", description='see `feda2l list algorithms`, or "package.module:Class"')
     buffers: Literal["average", "local", "recalibrate"] = Field(
         default="average", description="BatchNorm statistics: mixed like parameters, kept, or re-estimated after mixing"
     )
@@ -110,7 +113,7 @@ class AlgorithmSpec(NamedSection):
 
     @model_validator(mode="after")
     def _build(self) -> Self:
-        self._algorithm = self.parameters("algorithm", ALGORITHMS)
+        self._algorithm = self.parameters("algorithm", ALGORITHMS, Algorithm)
         return self
 
     @property
@@ -121,7 +124,7 @@ class AlgorithmSpec(NamedSection):
 class RatesSpec(NamedSection):
     """The rate rule; its own parameters stand beside its name."""
 
-    name: str = Field(default="feda2l", description="see `feda2l list rates`")
+    name: str = Field(default="feda2l", description='see `feda2l list rates`, or "package.module:Class"')
     base: Positive = Field(default=0.01, description="eta0, the base rate")
     horizon: Count | None = Field(default=None, description="of schedules with an end; default: rounds")
     granularity: Granularity = Field(default="module", description="what one layer is (ablation)")
@@ -129,7 +132,7 @@ class RatesSpec(NamedSection):
 
     @model_validator(mode="after")
     def _build(self) -> Self:
-        self._rule = self.parameters("rates", RULES)
+        self._rule = self.parameters("rates", RULES, Rule)
         return self
 
     @property
@@ -254,6 +257,21 @@ class Spec(Section):
 def _parameters(kind: Any) -> list[str]:
     """The parameters of a rule or an algorithm: the fields of its dataclass."""
     return [field.name for field in dataclasses.fields(kind)]
+
+
+def _own(path: str, section: str, base: type[T]) -> type[T]:
+    """A user's own rule or algorithm by import path."""
+    kind = import_object(path, f"{section}.name")
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        wanted = f"{base.__module__.removesuffix('.base')}.{base.__name__}"
+        raise FedA2LError(f'{section}.name = "{path}" is {found}, but not a subclass of {wanted}')
+    if "__dataclass_fields__" not in vars(kind):
+        raise FedA2LError(
+            f'{section}.name = "{path}" is no dataclass of its own, so its parameters would not be seen; '
+            "put @dataclass(frozen=True, kw_only=True) above it"
+        )
+    return kind
 
 
 class _Nested(Exception):

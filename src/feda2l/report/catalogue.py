@@ -14,6 +14,8 @@ from feda2l.rates import RULES
 from feda2l.rates.feda2l import FedA2LRule
 from feda2l.topology import TOPOLOGIES
 
+OWN = '"package.module:Class"'
+
 
 def catalogue(what: str | None = None) -> list[Table]:
     """One table a kind, or the one asked for."""
@@ -21,12 +23,18 @@ def catalogue(what: str | None = None) -> list[Table]:
         "algorithms": lambda: _table(
             "algorithms",
             ("name", "what it is", "reference", "parameters"),
-            ((name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()),
+            [
+                *((name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()),
+                (OWN, "your own subclass of feda2l.algorithms.Algorithm", "docs/add-an-algorithm.md", "its fields"),
+            ],
         ),
         "rates": lambda: _table(
             "rates",
             ("name", "what it is", "parameters"),
-            ((name, kind.summary, _parameters(kind)) for name, kind in RULES.items()),
+            [
+                *((name, kind.summary, _parameters(kind)) for name, kind in RULES.items()),
+                (OWN, "your own subclass of feda2l.rates.Rule", "its fields"),
+            ],
         ),
         "topologies": lambda: _table(
             "topologies", ("name", "what it is"), ((name, text) for name, (_, text) in TOPOLOGIES.items())
@@ -41,7 +49,7 @@ def catalogue(what: str | None = None) -> list[Table]:
             ("name", "what it is"),
             [
                 *((name, (make.__doc__ or "").splitlines()[0]) for name, make in MODELS.items()),
-                ('"package.module:Class"', "your own torch.nn.Module"),
+                (OWN, "your own torch.nn.Module"),
             ],
         ),
         "keys": lambda: _table("keys of a spec", ("key", "default", "what it is"), _keys()),

@@ -98,7 +98,7 @@ def train_node(
 ) -> float:
     """Train one node in place and return its mean training loss."""
     # for a user's own nn.Dropout: draws depend on (seed, node, round), not on the order of the nodes
-    torch.manual_seed(derive_seed(training.seed, node=node, round=round, purpose="layers"))
+    torch.default_generator.manual_seed(derive_seed(training.seed, node=node, round=round, purpose="layers"))
     model, parameters = own.model.train(), own.parameters
     groups = _equal_rates(hyper.rates)
     losses = torch.empty(len(batches))

@@ -23,7 +23,8 @@ def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
     tried = _try_out(engine, simulation, shortlists)
     rates = [algorithm.decide(own[node], heard[node], tried[node]) for node in nodes]
     exchanges = 0
-    while algorithm.consensus and max(rates) > SPREAD * min(rates) and exchanges < MOST:
+    agree = algorithm.consensus and simulation.mixing.topology.connected()
+    while agree and max(rates) > SPREAD * min(rates) and exchanges < MOST:
         rates = _mixed(simulation, rates, round=exchanges + 1)
         exchanges += 1
     epochs = [(len(own[node]) + len(tried[node])) * algorithm.eval_epochs for node in nodes]

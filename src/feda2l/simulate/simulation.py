@@ -127,12 +127,12 @@ class Simulation:
     def message(self) -> int:
         """How many bytes a node sends to each neighbour every time the round mixes."""
         population = self.population
-        parameters = population.layout.parameters
+        parameters, width = population.layout.parameters, population.layout.width
         memory = self.momentum_state == "average" and (self.momentum > 0 or len(population.memory) > 1)
         beside = parameters * len(population.memory) * memory
         if self.buffers == "average":
             beside += sum(population.buffers[name][0].numel() for name in self.averaged)
-        return self.algorithm.message_bytes(parameters) + 4 * beside
+        return self.algorithm.message_bytes(parameters, width) + 4 * beside
 
     def jobs(self) -> list[TrainJob]:
         """The training of the coming round: one job a node."""

@@ -125,10 +125,12 @@ class Stacked(Engine):
             sizes = training.batch_size, training.epochs, training.drop_last, training.weight_decay
             return *sizes, id(training.loss), training.algorithm.kind
 
-        def length(i: int) -> int:
-            return len(self.members[jobs[i].run].shards[jobs[i].node])
+        def length(i: int) -> tuple[int, int]:
+            # steps first: an algorithm that takes a number of them does not go by the samples
+            shard = len(self.members[jobs[i].run].shards[jobs[i].node])
+            return -self.members[jobs[i].run].training.steps(shard), -shard
 
-        order = sorted(range(len(jobs)), key=lambda i: (alike(i), -length(i), i))
+        order = sorted(range(len(jobs)), key=lambda i: (alike(i), length(i), i))
         pieces: list[list[int]] = []
         for _, group in groupby(order, key=alike):
             rows = list(group)
@@ -148,7 +150,9 @@ class Stacked(Engine):
         population, training = self.population, self.members[jobs[0].run].training
         first = jobs[0]
         self.model.train()
-        torch.manual_seed(derive_seed(training.seed, node=first.node, round=first.round, purpose="layers"))
+        torch.default_generator.manual_seed(
+            derive_seed(training.seed, node=first.node, round=first.round, purpose="layers")
+        )
         batches = [
             self.members[job.run].training.batches(
                 self.members[job.run].shards[job.node], job.node, job.round, job.epochs

@@ -158,7 +158,7 @@ class Mixing:
         connected = self.topology.connected()
         reversible = len(matrices) == 1 and not self.topology.directed and not self.push
         start = self._period[0].mass
-        mass = start if reversible else perron(matrices)
+        mass = start if reversible else perron(matrices) if connected else None
         stationary = mass / mass.sum() if connected and mass is not None else None
         gap = None if connected else 0.0
         if stationary is not None:
