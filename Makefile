@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 
-.PHONY: demo test test-long lint bench clean
+.PHONY: demo test test-long contract lint bench clean
 
 demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
 	$(BIN)/feda2l demo
@@ -13,6 +13,9 @@ test: $(VENV)/.test lint     ## what CI runs: lint, types and every test that is
 
 test-long: $(VENV)/.test lint ## everything, the tests that take minutes included
 	$(BIN)/python -m pytest -n 2
+
+contract: $(VENV)/.test      ## every algorithm with every rate rule on every topology, for one round
+	$(BIN)/python -m pytest -n 2 -m long -rP tests/algorithms/test_contract_of_algorithms.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check src tests examples conftest.py

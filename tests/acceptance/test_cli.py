@@ -1,6 +1,7 @@
 """Every command does its job, on a real terminal's terms: files, exit codes, lines; and so does the Python API."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pty
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import feda2l
+from feda2l.algorithms import ALGORITHMS
 from feda2l.data import images
 from feda2l.errors import RunFailed
 from feda2l.models import build
@@ -214,8 +216,8 @@ def test_show_partition_prints_and_plots_and_trains_nothing(cli: Cli, spec: str)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("algorithms", ["fedavg"]),
-        ("rates", ["constant", "one_cycle", "feda2l", "random_multiplier", "exp_hyperbolic"]),
+        ("algorithms", ["fedavg", "push_sum", "package.module:Class", "docs/add-an-algorithm.md"]),
+        ("rates", ["constant", "one_cycle", "feda2l", "random_multiplier", "exp_hyperbolic", "package.module:Class"]),
         ("topologies", ["full", "ring", "k_regular", "one_peer_exponential", "isolated"]),
         ("datasets", ["digits", "cifar10", "cifar100", "scikit-learn"]),
         ("models", ["mlp", "small_cnn", "cnn", "package.module:Class"]),
@@ -229,6 +231,24 @@ def test_list_shows_each_kind(kind: str, words: list[str], cli: Cli, monkeypatch
     assert all(word in outcome.out for word in words)
     everything = cli("list").out
     assert all(word in everything for word in words)
+
+
+def test_list_algorithms_tells_what_each_is_where_it_is_from_and_its_parameters(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in cli("list", "algorithms").out.splitlines()]
+    shown = {cells[0]: cells[1:] for cells in lines if cells}
+    assert list(shown) == [*ALGORITHMS, '"package.module:Class"']
+    for name, kind in ALGORITHMS.items():
+        summary, citation, parameters = shown[name]
+        assert summary == kind.summary, name
+        assert citation == kind.citation, name
+        assert re.search(r"(19|20)\d\d", citation), name
+        values = {field.name: field.default for field in dataclasses.fields(kind)}
+        for key, value in values.items():
+            assert (key if value is None else f"{key}={value}") in parameters, name
+        assert bool(values) == bool(parameters), name
 
 
 def test_help_and_version_are_there(cli: Cli) -> None:

@@ -61,6 +61,9 @@ def test_alone() -> None:
     assert isolated["phi"] == 1
     assert isolated["stationary"] is None
     assert isolated["edges"] == 0
+    pushed = build_mixing(build("isolated", 5), "uniform", [1] * 5, push=True).report()
+    assert pushed["spectral_gap"] == 0
+    assert pushed["stationary"] is None
 
 
 def test_stationary_by_hand() -> None:

@@ -1,0 +1,52 @@
+"""SlowMo: the movement of a whole round has a momentum of its own.
+
+Wang, Tantia, Ballas, Rabbat: "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", ICLR 2020.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import feda2l
+from feda2l.algorithms import Algorithm, Own
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowMo(Algorithm):
+    """With a the plain average of the round, B where the round began and r the rate of each layer:
+
+        u <- beta u + (B - a) / r;   A = B - alpha r u
+
+    beta = 0 and alpha = 1 is FedAvg.
+    """
+
+    summary = "a slow momentum over whole rounds"
+    citation = "Wang et al. 2020"
+    memory = ("slow",)  # u: a row of parameters a node, zero at the start, in every checkpoint
+
+    beta: float = 0.7
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.demand(0 <= self.beta < 1, "beta", "must be from 0 up to, but not, 1")
+        self.demand(0 < self.alpha < float("inf"), "alpha", "must be above 0; 1 goes as far as the average")
+
+    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        average, slow = mixed["model"], own.memory["slow"]
+        rate = own.expand(own.rates)  # [nodes, layers] -> [nodes, width]
+        slow.mul_(self.beta)
+        # A in two parts, what is new and what is remembered: with alpha = 1 the first is the average to the bit
+        aggregated = torch.lerp(own.base, average, self.alpha) - self.alpha * rate * slow
+        slow.add_(((own.base - average) / rate).masked_fill_(rate == 0, 0.0))  # a layer at rate 0 took no step
+        return aggregated
+
+
+if __name__ == "__main__":
+    shared = {"rounds": 20, "topology": {"name": "ring"}, "rates": {"name": "constant", "base": 0.01}}
+    specs = [
+        shared | {"name": "fedavg"},
+        shared | {"name": "slowmo", "algorithm": {"name": "new_algorithm:SlowMo", "beta": 0.7}},
+    ]
+    for run in feda2l.run(specs, progress=False):
+        print(f"{run.path.name}: best accuracy {run.summary['accuracy']['best']:.3f}")

@@ -1,0 +1,1152 @@
+"""Every algorithm against its formulas written out a second time: two parameters, two or three nodes, NumPy or torch.
+
+Local training goes through a real engine, in float32, and is compared with a loop in float64; what nodes exchange is
+also asked directly, in float64. Only what is random by definition is shared (the batches, the start, drawn rates).
+"""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feda2l.algorithms import ALGORITHMS, Algorithm, Neighbourhood, Own
+from feda2l.algorithms.choco import Choco
+from feda2l.algorithms.compression import quantise, random_k, top_k
+from feda2l.algorithms.fedawa import FedAWA
+from feda2l.algorithms.fedlws import FedLWS
+from feda2l.algorithms.fedntd import FedNTD
+from feda2l.algorithms.fedyogi import FedYogi
+from feda2l.algorithms.gradient_tracking import GradientTracking
+from feda2l.algorithms.push_sum import PushSum
+from feda2l.algorithms.qg_dsgdm import QGDSGDm
+from feda2l.data import Images
+from feda2l.experiment.assemble import Loaded, new_model
+from feda2l.experiment.spec import Spec
+from feda2l.randomness import torch_generator
+from feda2l.simulate.search import search
+from feda2l.topology import build, build_mixing
+
+ROUNDS = 3
+BATCH = 4
+
+# --- the problem: which of three offers is taken, by a weight for each of two of their properties -----------------
+
+CHOICE = """
+class Choice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Linear(2, 1, bias=False)
+
+    def forward(self, x):  # [n, 1, 3, 2]: two properties of three offers
+        return self.value(x).flatten(1)
+"""
+SIZES = (4, 8, 12)  # samples of each node: 1, 2 and 3 steps an epoch
+# row i marks whom node i hears
+NETWORKS = {
+    "pair": np.array([[0, 1], [1, 0]]),
+    "path": np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]]),
+    "directed": np.array([[0, 0, 1], [1, 0, 0], [1, 1, 0]]),  # node 0 is heard by two
+}
+
+
+def offers(nodes: int, held_back: bool = False) -> Loaded:
+    """`SIZES` training samples a node (with `held_back` as many again that stay unused), skewed by node."""
+    random = np.random.default_rng(5)
+    sizes = [size * (1 + held_back) for size in SIZES[:nodes]]
+    groups = np.repeat(np.arange(nodes), sizes)
+    x = random.normal(size=(len(groups), 1, 3, 2))
+    taste = np.array([[2.0, -1.0], [-1.0, 2.0], [1.0, 1.0]])[groups]
+    y = (np.einsum("nkj,nj->nk", x[:, 0], taste) + random.gumbel(size=(len(groups), 3))).argmax(axis=1)
+    inputs, answers = torch.from_numpy(x).float(), torch.from_numpy(y)
+    as_they_are: dict[str, Any] = {"scale": 1.0, "mean": (0.0,), "std": (1.0,), "groups": torch.tensor(groups)}
+    names = ("first", "second", "third")
+    return Loaded.of(Images("offers", inputs, answers, inputs, answers, 3, class_names=names, **as_they_are))
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z - z.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def weights_of(hears: np.ndarray, kind: str, sizes: np.ndarray) -> np.ndarray:
+    """W, from the definitions: rows over the closed neighbourhood."""
+    closed = hears + np.eye(len(hears))
+    degree = hears.sum(axis=1)
+    if kind == "samples":
+        return closed * sizes / (closed * sizes).sum(axis=1, keepdims=True)
+    if kind == "uniform":
+        return closed / closed.sum(axis=1, keepdims=True)
+    W = hears / (1 + np.maximum(degree[:, None], degree[None, :]))
+    return W + np.diag(1 - W.sum(axis=1))
+
+
+@dataclass
+class World:
+    """The problem and the network as plain arrays, and plain SGD with momentum."""
+
+    hears: np.ndarray
+    X: np.ndarray
+    y: np.ndarray
+    start: np.ndarray
+    batches: Callable[[int, int], list[np.ndarray]]
+    weights: str
+    rate: float | np.ndarray
+    momentum: float
+    velocity: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nodes = len(self.hears)
+        self.sizes = np.array(SIZES[: self.nodes], dtype=float)
+        self.W = weights_of(self.hears, self.weights, self.sizes)
+        self.x = np.tile(self.start, (self.nodes, 1))
+        self.velocity = np.zeros_like(self.x)
+
+    def slope(self, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        """The gradient of the mean cross-entropy: sum_c p_c x_c - x_y, over the batch."""
+        X, y = self.X[batch], self.y[batch]
+        p = softmax(X @ w)
+        return np.mean(np.einsum("nc,ncj->nj", p, X) - X[np.arange(len(y)), y], axis=0)
+
+    def loss(self, w: np.ndarray, samples: np.ndarray) -> float:
+        p = softmax(self.X[samples] @ w)
+        return float(-np.log(p[np.arange(len(samples)), self.y[samples]]).mean())
+
+    def train(self, round: int, way: Callable[..., np.ndarray] | None = None) -> np.ndarray:
+        """T of every node; `way(node, w, batch)` is what the optimiser is given."""
+        T = self.x.copy()
+        rates = np.broadcast_to(self.rate, (self.nodes,))
+        for i in range(self.nodes):
+            for batch in self.batches(i, round):
+                g = self.slope(T[i], batch) if way is None else way(i, T[i], batch)
+                self.velocity[i] = self.momentum * self.velocity[i] + g
+                T[i] = T[i] - rates[i] * self.velocity[i]
+        return T
+
+    def steps(self, round: int) -> np.ndarray:
+        return np.array([[len(self.batches(i, round))] for i in range(self.nodes)])
+
+
+# --- the algorithms once more; each yields A, the models after mixing, round by round -----------------------------
+
+Rounds = Iterator[np.ndarray]
+
+
+def plain_fedavg(world: World) -> Rounds:
+    for r in range(1, ROUNDS + 1):
+        world.x = world.W @ world.train(r)
+        yield world.x
+
+
+def plain_fedprox(world: World, mu: float) -> Rounds:
+    for r in range(1, ROUNDS + 1):
+        B = world.x
+        world.x = world.W @ world.train(r, lambda i, w, b: world.slope(w, b) + mu * (w - B[i]))  # noqa: B023
+        yield world.x
+
+
+def plain_fedyogi(
+    world: World, rate: float, beta1: float, beta2: float, tau: float, bias_correction: bool = False
+) -> Rounds:
+    m, v = np.zeros_like(world.x), np.zeros_like(world.x)
+    for r in range(1, ROUNDS + 1):
+        d = world.W @ world.train(r) - world.x
+        m = beta1 * m + (1 - beta1) * d
+        v = v - (1 - beta2) * d**2 * np.sign(v - d**2)
+        eta = rate * math.sqrt(1 - beta2**r) / (1 - beta1**r) if bias_correction else rate
+        world.x = world.x + eta * m / (np.sqrt(v) + tau)
+        yield world.x
+
+
+def plain_fedntd(world: World, beta: float, tau: float) -> Rounds:
+    def way(i: int, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        """d/dz_c of beta tau^2 KL is beta tau (q_c - q_c of the teacher) for a class that is not the answer."""
+        total = np.zeros(2)
+        for n in batch:
+            others = [c for c in range(3) if c != world.y[n]]
+            X = world.X[n][others]
+            q, taught = softmax(X @ w / tau), softmax(X @ world.x[i] / tau)
+            total += beta * tau * (q - taught) @ X
+        return world.slope(w, batch) + total / len(batch)
+
+    for r in range(1, ROUNDS + 1):
+        world.x = world.W @ world.train(r, way)
+        yield world.x
+
+
+class Awa:
+    """FedAWA's weights of one node: torch's own optimisers on the loss of the explicit vectors."""
+
+    def __init__(
+        self,
+        shares: Tensor,
+        *,
+        regulariser: str = "weighted",
+        init: str = "shares",
+        optimizer: str = "adam",
+        rate: float | None = None,
+        optimizer_state: str = "fresh",
+        steps: int = 1,
+        use: str = "before",
+        scale: float = 1.0,
+    ) -> None:
+        self.w = (shares if init == "shares" else shares.log()).clone().requires_grad_()
+        self.regulariser, self.kind, self.rate, self.state = regulariser, optimizer, rate, optimizer_state
+        self.steps, self.use, self.scale = steps, use, scale
+        self.optimizer = self._new()
+
+    def _new(self) -> torch.optim.Optimizer:
+        if self.kind == "adam":
+            return torch.optim.Adam([self.w], lr=self.rate or 1e-3, betas=(0.5, 0.999))
+        return torch.optim.SGD([self.w], lr=self.rate or 0.01, momentum=0.9, weight_decay=5e-4)
+
+    def loss(self, models: Tensor, g: Tensor) -> Tensor:
+        p = torch.softmax(self.w, dim=0)
+        tau = models - g
+        distance = (p * torch.linalg.vector_norm(tau - p @ tau, dim=1)).sum()
+        if self.regulariser == "weighted":
+            return distance + (p * (1 - F.cosine_similarity(g.expand_as(models), models, dim=1))).sum()
+        return distance + 1 - F.cosine_similarity(p @ models, g, dim=0)
+
+    def weights(self, models: Tensor, g: Tensor) -> Tensor:
+        before = torch.softmax(self.w.detach().clone(), dim=0)
+        if self.state == "fresh":
+            self.optimizer = self._new()
+        for _ in range(self.steps):
+            self.optimizer.zero_grad()
+            self.loss(models, g).backward()
+            self.optimizer.step()
+        return self.scale * (before if self.use == "before" else torch.softmax(self.w.detach().clone(), dim=0))
+
+
+def plain_fedawa(world: World, **parameters: Any) -> Rounds:
+    near = [np.flatnonzero(row) for row in world.hears + np.eye(world.nodes)]
+    shares = [torch.tensor(world.sizes[ids] / world.sizes[ids].sum()) for ids in near]
+    learners = [Awa(share, **parameters) for share in shares]
+    for r in range(1, ROUNDS + 1):
+        T = world.train(r)
+        A = np.zeros_like(T)
+        for i, ids in enumerate(near):
+            A[i] = learners[i].weights(torch.tensor(T[ids]), torch.tensor(world.x[i])).numpy() @ T[ids]
+        world.x = A
+        yield A
+
+
+def plain_dfedsam(world: World, radius: float, gossip_steps: int = 1) -> Rounds:
+    def way(i: int, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        g = world.slope(w, batch)
+        return world.slope(w + radius * g / np.linalg.norm(g), batch)
+
+    for r in range(1, ROUNDS + 1):
+        world.x = np.linalg.matrix_power(world.W, gossip_steps) @ world.train(r, way)
+        yield world.x
+
+
+def plain_fedlws(world: World, beta: float, low: float, high: float) -> Rounds:
+    for r in range(1, ROUNDS + 1):
+        T = world.train(r)
+        a = world.W @ T
+        A = np.zeros_like(a)
+        for i in range(world.nodes):
+            heard = T[np.flatnonzero(world.W[i])]
+            tau = np.clip(beta * np.mean([np.linalg.norm(theta - a[i]) for theta in heard]), low, high)
+            size = np.linalg.norm(world.x[i])
+            A[i] = a[i] * size / (size + tau * np.linalg.norm(a[i] - world.x[i]))
+        world.x = A
+        yield A
+
+
+def plain_dpsgd(world: World, steps: int) -> Rounds:
+    for r in range(1, ROUNDS + 1):
+        assert world.steps(r).tolist() == [[steps]] * world.nodes
+        world.x = world.W @ world.train(r)
+        yield world.x
+
+
+def plain_dfedavgm(world: World) -> Rounds:
+    for r in range(1, ROUNDS + 1):
+        world.velocity[:] = 0
+        world.x = world.W @ world.train(r)
+        yield world.x
+
+
+def plain_qg_dsgdm(world: World, beta: float, mu: float) -> Rounds:
+    m = np.zeros_like(world.x)
+    for r in range(1, ROUNDS + 1):
+        A = world.W @ world.train(r, lambda i, w, b: world.slope(w, b) + beta * m[i])  # noqa: B023
+        m = mu * m + (1 - mu) * (world.x - A) / (world.rate * world.steps(r))
+        world.x = A
+        yield A
+
+
+def plain_gradient_tracking(world: World) -> Rounds:
+    c = np.zeros_like(world.x)
+    for r in range(1, ROUNDS + 1):
+        T = world.train(r, lambda i, w, b: world.slope(w, b) + c[i])  # noqa: B023
+        z = (1 - world.momentum) * (world.x - T) / (world.rate * world.steps(r))
+        c = c - z + world.W @ z
+        world.x = world.W @ T
+        yield world.x
+
+
+def plain_choco(world: World, compressor: str, gamma: float, bits: int = 8, ratio: float = 1.0) -> Rounds:
+    def compressed(row: np.ndarray) -> np.ndarray:
+        if compressor == "top_k":  # one of two
+            return np.where(np.abs(row) == np.abs(row).max(), row, 0)
+        if compressor == "quantise":
+            scale = np.abs(row).max() / (2 ** (bits - 1) - 1)
+            return np.round(row / scale) * scale
+        return row
+
+    replica = np.zeros_like(world.x)
+    for r in range(1, ROUNDS + 1):
+        T = world.train(r)
+        replica = replica + np.array([compressed(row) for row in T - replica])
+        world.x = np.array(
+            [
+                T[i] + gamma * sum(world.W[i, j] * (replica[j] - replica[i]) for j in range(world.nodes))
+                for i in range(world.nodes)
+            ]
+        )
+        yield world.x
+
+
+def plain_push_sum(world: World) -> Rounds:
+    closed = world.hears + np.eye(world.nodes)
+    P = closed / closed.sum(axis=0)  # each gives equal parts: columns sum to 1
+    share = world.sizes if world.weights == "samples" else np.ones(world.nodes)
+    mass = share.copy()
+    for r in range(1, ROUNDS + 1):
+        pushed = mass[:, None] * world.x + share[:, None] * (world.train(r) - world.x)
+        mass = P @ mass
+        world.x = (P @ pushed) / mass[:, None]
+        yield world.x
+
+
+@dataclass
+class Case:
+    """An algorithm with parameters, where it is tried, and what it should do."""
+
+    rounds: Callable[..., Rounds]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    network: str = "path"
+    weights: str = "samples"
+    momentum: float = 0.5
+    message: Callable[[int], int] = lambda parameters: 4 * parameters
+    exchanges: int = 1
+
+
+DOUBLY = {"weights": "metropolis"}
+CASES: dict[str, list[Case]] = {
+    "fedavg": [Case(plain_fedavg), Case(plain_fedavg, network="directed")],
+    "fedprox": [Case(plain_fedprox, {"mu": 0.5}), Case(plain_fedprox, {"mu": 1.0}, momentum=0.0)],
+    "fedyogi": [
+        Case(plain_fedyogi, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}),
+        Case(plain_fedyogi, {"rate": 0.1, "beta1": 0.6, "beta2": 0.7, "tau": 0.05, "bias_correction": True}),
+    ],
+    "fedntd": [Case(plain_fedntd, {"beta": 1.0, "tau": 1.0}), Case(plain_fedntd, {"beta": 0.7, "tau": 2.5})],
+    "fedawa": [
+        Case(plain_fedawa),
+        Case(plain_fedawa, {"regulariser": "mean", "init": "log_shares", "rate": 0.3, "use": "after"}),
+        Case(plain_fedawa, {"optimizer": "sgd", "rate": 0.5, "optimizer_state": "kept", "steps": 3, "scale": 0.9}),
+    ],
+    "dfedsam": [
+        Case(plain_dfedsam, {"radius": 0.3}),
+        Case(plain_dfedsam, {"radius": 0.1, "gossip_steps": 3}, exchanges=3, weights="metropolis"),
+    ],
+    "dfedhpo": [],  # below: the search comes first
+    "fedlws": [
+        Case(plain_fedlws, {"beta": 0.5, "low": 0.01, "high": 2.0}),
+        Case(plain_fedlws, {"beta": 0.03, "low": 0.1, "high": 0.2}),
+    ],
+    "dpsgd": [
+        Case(plain_dpsgd, {"steps": 1}, momentum=0.0, **DOUBLY),
+        Case(plain_dpsgd, {"steps": 5}, **DOUBLY),
+    ],
+    "dfedavgm": [Case(plain_dfedavgm, **DOUBLY)],
+    "qg_dsgdm": [Case(plain_qg_dsgdm, {"beta": 0.8, "mu": 0.6}, momentum=0.0, **DOUBLY)],
+    "gradient_tracking": [
+        Case(plain_gradient_tracking, momentum=0.0, message=lambda n: 8 * n, **DOUBLY),
+        Case(plain_gradient_tracking, momentum=0.3, message=lambda n: 8 * n, **DOUBLY),
+    ],
+    "choco": [
+        Case(plain_choco, {"compressor": "none", "gamma": 0.7}, **DOUBLY),
+        Case(plain_choco, {"compressor": "top_k", "gamma": 0.5, "ratio": 0.5}, message=lambda n: 8, **DOUBLY),
+        Case(plain_choco, {"compressor": "quantise", "gamma": 0.9, "bits": 4}, message=lambda n: 1 + 4, **DOUBLY),
+    ],
+    "push_sum": [
+        Case(plain_push_sum, network="directed", weights="uniform", message=lambda n: 4 * n + 8),
+        Case(plain_push_sum, network="directed", weights="samples", message=lambda n: 4 * n + 8),
+    ],
+}
+TRIED = [
+    pytest.param(name, case, network, id=f"{name} {number} {network}")
+    for name, cases in CASES.items()
+    for number, case in enumerate(cases, 1)
+    for network in ("pair", case.network)
+]
+
+
+def test_every_algorithm_has_a_case() -> None:
+    assert set(CASES) == set(ALGORITHMS)
+    assert [name for name, cases in CASES.items() if not cases] == ["dfedhpo"]
+
+
+def settings(
+    model: str, algorithm: dict[str, Any], case: Case, network: str, folder: Path, **more: Any
+) -> dict[str, Any]:
+    hears = NETWORKS[network]
+    file = folder / "network.txt"
+    file.write_text("\n".join(" ".join(map(str, row)) for row in hears))
+    return {
+        "rounds": ROUNDS,
+        "data": {"nodes": len(hears), "partition": "natural", "train_fraction": 1.0, "min_size": 1},
+        "model": {"name": model},
+        "topology": {"name": "file", "file": str(file), "weights": case.weights},
+        "algorithm": algorithm,
+        "rates": {"name": "constant", "base": 0.4},
+        "training": {"batch_size": BATCH, "momentum": case.momentum},
+    } | more
+
+
+def world_of(simulator: Any, case: Case, network: str) -> World:
+    """What is given: data, who holds what, the batches of each node, and the start."""
+    member, population = simulator.simulations[0].member, simulator.engine.population
+    x, y, _ = member.training.samples
+    return World(
+        NETWORKS[network],
+        x[:, 0].double().numpy(),
+        y.numpy(),
+        population.base[0, :2].double().numpy().copy(),
+        lambda node, round: [b.numpy() for b in member.training.batches(member.shards[node], node, round)],
+        case.weights,
+        0.4,
+        case.momentum,
+    )
+
+
+@pytest.mark.parametrize("engine", ["rows", "batched"])
+@pytest.mark.parametrize(("name", "case", "network"), TRIED)
+def test_three_rounds_are_the_formulas_written_out(start, module, tmp_path, name, case, network, engine) -> None:
+    algorithm = {"name": name, **case.parameters}
+    spec = settings(f"{module(CHOICE)}:Choice", algorithm, case, network, tmp_path, runtime={"engine": engine})
+    simulator = start(spec, loaded=offers(len(NETWORKS[network])))
+    base = simulator.engine.population.base
+    world = world_of(simulator, case, network)
+    first = world.x.copy()
+    for expected, ((_, record, _),) in zip(case.rounds(world, **case.parameters), simulator.rounds(), strict=True):
+        np.testing.assert_allclose(base[:, :2].numpy(), expected, rtol=2e-5, atol=2e-6)
+        assert not base[:, 2:].any()  # padding
+        sent = NETWORKS[network].sum(axis=0) * case.message(2) * case.exchanges
+        assert record["nodes"]["bytes_sent"] == sent.tolist()
+    assert np.abs(expected - first).max() > 0.05  # there was something to compare
+
+
+@pytest.mark.parametrize("engine", ["rows", "batched"])
+@pytest.mark.parametrize("network", ["pair", "path"])
+@pytest.mark.parametrize("aggregator", ["CA", "FA"])
+def test_dfedhpo_is_its_search_and_then_fedavg(start, module, tmp_path, aggregator, network, engine) -> None:
+    algorithm = {"name": "dfedhpo", "trials": 3, "eval_epochs": 2, "top_k": 2, "rate_range": [0.01, 1.0]}
+    algorithm |= {"aggregator": aggregator}
+    more = {"data": {"nodes": len(NETWORKS[network]), "partition": "natural", "train_fraction": 0.5, "min_size": 1}}
+    case = Case(plain_fedavg)
+    spec = settings(f"{module(CHOICE)}:Choice", algorithm, case, network, tmp_path, runtime={"engine": engine}, **more)
+    simulator = start(spec, loaded=offers(len(NETWORKS[network]), held_back=True))
+    (simulation,) = simulator.simulations
+    member, drawn = simulation.member, simulation.algorithm
+    world = world_of(simulator, case, network)
+    found = search(simulator.engine, simulation)
+
+    def tried(node: int, rate: float) -> float:
+        """Two epochs of the batches of round 0 from the start; the loss on what the node does not train on."""
+        w, v = world.start, np.zeros(2)
+        for batch in member.training.batches(member.shards[node], node, 0, 2):
+            v = 0.5 * v + world.slope(w, batch.numpy())
+            w = w - rate * v
+        return world.loss(w, member.local[node].numpy())
+
+    candidates = [drawn.draw(1, node) for node in range(world.nodes)]
+    chosen = []
+    for i in range(world.nodes):
+        near = [i, *np.flatnonzero(world.hears[i])]
+        if aggregator == "CA":  # each by the one that drew it
+            chosen.append(min((tried(j, rate), rate) for j in near for rate in candidates[j])[1])
+        else:  # all by oneself
+            best = sorted((tried(i, rate), rate) for j in near for rate in candidates[j])[:2]
+            chosen.append((best[0][1] + best[1][1]) / 2)
+        assert found["epochs"][i] == 2 * (3 if aggregator == "CA" else 3 * len(near))
+    logs, exchanges = np.log(chosen), 0
+    while logs.max() - logs.min() > math.log(1.01):
+        logs, exchanges = world.W @ logs, exchanges + 1
+    np.testing.assert_allclose(found["rates"], np.exp(logs), rtol=1e-9)
+    assert found["consensus_exchanges"] == exchanges
+    assert found["bytes_sent"] == world.hears.sum() * (3 * 16 + exchanges * 8)
+    world.rate = np.exp(logs)
+    for expected, ((_, record, _),) in zip(plain_fedavg(world), simulator.rounds(), strict=True):
+        np.testing.assert_allclose(simulator.engine.population.base[:, :2].numpy(), expected, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(np.squeeze(record["layers"]["rate"]), np.exp(logs), rtol=1e-9)
+
+
+# --- what nodes exchange, asked directly in float64 ---------------------------------------------------------------
+
+
+def rows(*values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def lengths(a: Tensor, b: Tensor) -> Tensor:
+    """||b - a|| of every row, one layer."""
+    return (b - a).square().sum(dim=1, keepdim=True).sqrt()
+
+
+def own_of(base: Tensor, trained: Tensor, **more: Any) -> Own:
+    """Nodes of one layer, rate 0.5, 2 steps a round, unless told."""
+    nodes, width = base.shape
+    given: dict[str, Any] = {
+        "round": 1,
+        "seed": 1,
+        "ids": tuple(range(nodes)),
+        "memory": {},
+        "notes": {},
+        "rates": torch.full((nodes, 1), 0.5, dtype=torch.float64),
+        "steps": torch.full((nodes,), 2.0, dtype=torch.float64),
+        "momentum": 0.0,
+        "columns": torch.arange(width),
+        "movement": lengths,
+        "expand": lambda values: values.expand(-1, width),
+    }
+    return Own(base=base, trained=trained, **(given | more))
+
+
+def near_of(
+    models: Tensor, base: Tensor, weights: list[float], samples: list[float], notes: dict[str, Tensor], **more: Any
+) -> Neighbourhood:
+    given: dict[str, Any] = {"node": 0, "ids": tuple(range(len(models))), "hear": lambda name: models}
+    numbers = (torch.tensor(values, dtype=torch.float64) for values in (weights, samples))
+    keys = dict(zip(("weights", "samples"), numbers, strict=True))
+    return Neighbourhood(base=base, notes=notes, movement=lengths, **(keys | given | more))
+
+
+BASE, TRAINED = rows([1.0, 2.0], [3.0, 0.0]), rows([2.0, 1.0], [4.0, 4.0])
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if not ALGORITHMS[n]().overrides("publish")])
+def test_who_publishes_nothing_else_publishes_the_trained_model(name) -> None:
+    sent = ALGORITHMS[name]().publish(own_of(BASE, TRAINED))
+    assert list(sent) == ["model"]
+    assert torch.equal(sent["model"], TRAINED)
+    assert ALGORITHMS[name]().message_bytes(7, 64) == 28
+
+
+def test_fedyogi_by_hand() -> None:
+    """One node, two rounds of plain numbers: B = (1, 2), then what came of it; the average is (2, 0), then (1, 1)."""
+    yogi = FedYogi(rate=0.1, beta1=0.5, beta2=0.75, tau=0.5)
+    memory = {"first": rows([0.0, 0.0]), "second": rows([0.0, 0.0])}
+    A = yogi.accept(own_of(rows([1.0, 2.0]), rows([9.0, 9.0]), memory=memory), {}, {"model": rows([2.0, 0.0])})
+    # d = (1, -2): m = d / 2; v = 0 - .25 d^2 sign(-d^2) = (.25, 1)
+    assert A[0].tolist() == pytest.approx([1 + 0.1 * 0.5 / (0.5 + 0.5), 2 - 0.1 * 1.0 / (1.0 + 0.5)], abs=1e-15)
+    base = A.clone()
+    A = yogi.accept(own_of(A, rows([9.0, 9.0]), memory=memory, round=2), {}, {"model": rows([1.0, 1.0])})
+    d = [1 - 1.05, 1 - (2 - 0.2 / 3)]
+    m = [0.25 + d[0] / 2, -0.5 + d[1] / 2]
+    v = [0.25 - 0.25 * d[0] ** 2, 1 - 0.25 * d[1] ** 2]  # v > d^2 in both: it falls
+    expected = [base[0, k].item() + 0.1 * m[k] / (math.sqrt(v[k]) + 0.5) for k in range(2)]
+    assert A[0].tolist() == pytest.approx(expected, abs=1e-14)
+    assert memory["second"][0].tolist() == pytest.approx(v, abs=1e-15)
+
+
+def test_fedyogis_second_moment_neither_moves_at_d2_nor_falls_below_0() -> None:
+    yogi = FedYogi(beta2=0.0)
+    memory = {"first": rows([0.0, 0.0]), "second": rows([4.0, 1.0])}
+    yogi.accept(own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), memory=memory), {}, {"model": rows([2.0, 0.99])})
+    assert memory["second"][0].tolist() == pytest.approx([4.0, 1.0 - 0.99**2])
+
+
+@pytest.mark.parametrize("round", [1, 2, 7])
+def test_fedyogis_bias_correction_multiplies_the_step(round) -> None:
+    def moved(bias_correction: bool) -> Tensor:
+        yogi = FedYogi(beta1=0.6, beta2=0.9, bias_correction=bias_correction)
+        memory = {"first": rows([0.1, -0.2]), "second": rows([0.3, 0.0])}
+        own = own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), memory=memory, round=round)
+        return yogi.accept(own, {}, {"model": rows([0.5, 0.7])})
+
+    factor = math.sqrt(1 - 0.9**round) / (1 - 0.6**round)
+    torch.testing.assert_close(moved(True), moved(False) * factor, rtol=1e-14, atol=0)
+
+
+AWA = [
+    dict(zip(("regulariser", "init", "optimizer", "optimizer_state", "use", "steps"), values, strict=True))
+    for values in itertools.product(
+        ("weighted", "mean"), ("shares", "log_shares"), ("adam", "sgd"), ("fresh", "kept"), ("before", "after"), (1, 3)
+    )
+]
+
+
+@pytest.mark.parametrize("parameters", AWA, ids=lambda p: " ".join(map(str, p.values())))
+def test_fedawa_weighs_as_torchs_optimisers_on_the_explicit_loss(parameters) -> None:
+    algorithm = FedAWA(rate=0.2, **parameters)
+    notes = {name: values[1] for name, values in algorithm.note(torch.ones(2), nodes=4, layers=1).items()}
+    samples = [10.0, 30.0, 20.0]
+    plain = Awa(torch.tensor(samples, dtype=torch.float64) / 60, rate=0.2, **parameters)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        models = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+        base = torch.randn(2, generator=generator, dtype=torch.float64)
+        # neighbours 0, 1 and 3 of a network of four: what is learned is kept by id
+        near = near_of(models, base, [1 / 3] * 3, samples, notes, node=1, ids=(0, 1, 3))
+        torch.testing.assert_close(algorithm.weigh(near), plain.weights(models, base), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(notes["weights"][[0, 1, 3]], plain.w.detach(), rtol=1e-6, atol=1e-9)
+        assert notes["weights"][2].isnan()
+
+
+@pytest.mark.parametrize("regulariser", ["weighted", "mean"])
+def test_fedawas_gradient_is_that_of_finite_differences(regulariser) -> None:
+    models, base = rows([1.0, 2.0], [-1.0, 0.5], [0.3, 0.1]), torch.tensor([0.4, 0.9], dtype=torch.float64)
+    start = np.array([0.2, 0.5, 0.3])
+
+    def loss(w: np.ndarray) -> float:
+        p, theta, g = softmax(w), models.numpy(), base.numpy()
+        tau = theta - g
+        centre = sum(p[k] * tau[k] for k in range(3))
+        spread = sum(p[k] * np.linalg.norm(tau[k] - centre) for k in range(3))
+
+        def cosine(a: np.ndarray) -> float:
+            return float(a @ g / (np.linalg.norm(a) * np.linalg.norm(g)))
+
+        if regulariser == "weighted":
+            return float(spread + sum(p[k] * (1 - cosine(theta[k])) for k in range(3)))
+        return float(spread + 1 - cosine(p @ theta))
+
+    step = 1e-6
+    slopes = [(loss(start + step * e) - loss(start - step * e)) / (2 * step) for e in np.eye(3)]
+    # one step of SGD shows the gradient: w' = w - rate (gradient + 5e-4 w)
+    algorithm = FedAWA(regulariser=regulariser, optimizer="sgd", rate=0.5)
+    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=3, layers=1).items()}
+    algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], notes))
+    found = (start - notes["weights"].numpy()) / 0.5 - 5e-4 * start
+    np.testing.assert_allclose(found, slopes, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("regulariser", ["weighted", "mean"])
+def test_fedawa_learns_from_a_start_at_zero(regulariser) -> None:
+    """The cosine to a base state of zeros is 0, as torch has it: a linear model may well start there."""
+    algorithm = FedAWA(regulariser=regulariser, rate=0.2, use="after")
+    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=3, layers=1).items()}
+    plain = Awa(torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64), regulariser=regulariser, rate=0.2, use="after")
+    for models in (rows([1.0, 2.0], [0.0, 0.0], [0.3, 0.1]), rows([0.5, 2.0], [1.0, 0.0], [0.3, 0.3])):
+        base = torch.zeros(2, dtype=torch.float64)
+        found = algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], notes))
+        torch.testing.assert_close(found, plain.weights(models, base), rtol=1e-6, atol=1e-9)
+
+
+def test_fedawa_remembers_a_neighbour_that_was_away() -> None:
+    algorithm = FedAWA(rate=0.2, use="after")
+    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=3, layers=1).items()}
+    models, base = rows([1.0, 2.0], [-1.0, 0.5], [0.3, 0.1]), torch.tensor([0.4, 0.9], dtype=torch.float64)
+    algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], notes))
+    learned = notes["weights"].clone()
+    algorithm.weigh(near_of(models[:2], base, [0.5] * 2, [2.0, 5.0], notes, ids=(0, 1)))
+    assert notes["weights"][2] == learned[2]
+    assert (notes["weights"][:2] != learned[:2]).all()
+
+
+def test_fedlws_by_hand() -> None:
+    """Two layers of one column each; the second is 0 at the start of the round."""
+    algorithm = FedLWS(beta=0.5, low=0.01, high=0.9)
+    models, base = rows([3.0, 1.0], [5.0, -1.0]), rows([2.0, 0.0])
+
+    def by_column(a: Tensor, b: Tensor) -> Tensor:
+        return (b - a).abs()
+
+    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=2, layers=2).items()}
+    near = near_of(models, base[0], [0.25, 0.75], [1.0, 1.0], notes)
+    near = Neighbourhood(**(vars(near) | {"movement": by_column}))
+    assert torch.equal(algorithm.weigh(near), near.weights)
+    # a = (4.5, -.5); mean_k |theta_k - a| = (1.5 + .5) / 2 and (1.5 + .5) / 2
+    assert notes["spread"].tolist() == [1.0, 1.0]
+    own = own_of(
+        base, models[:1], notes={"spread": notes["spread"][None]}, movement=by_column, expand=lambda values: values
+    )
+    A = algorithm.accept(own, {}, {"model": rows([4.5, -0.5])})
+    assert A[0].tolist() == pytest.approx([4.5 * 2 / (2 + 0.5 * 2.5), 0.0])
+
+
+@pytest.mark.parametrize(("beta", "tau"), [(0.5, 0.5), (0.001, 0.01), (2.0, 0.9)], ids=["within", "low", "high"])
+def test_fedlws_keeps_tau_between_low_and_high(beta, tau) -> None:
+    algorithm = FedLWS(beta=beta, low=0.01, high=0.9)
+    own = own_of(rows([3.0, 4.0]), rows([0.0, 0.0]), notes={"spread": rows([1.0])})
+    A = algorithm.accept(own, {}, {"model": rows([3.0, 5.0])})
+    assert A[0].tolist() == pytest.approx([3 * 5 / (5 + tau), 5 * 5 / (5 + tau)])
+
+
+def test_fedlws_without_shrinking_leaves_a_layer_alone_that_was_0() -> None:
+    own = own_of(rows([0.0, 0.0]), rows([1.0, 1.0]), notes={"spread": rows([1.0])})
+    A = FedLWS(beta=0.0, low=0.0, high=0.0).accept(own, {}, {"model": rows([0.5, 0.7])})
+    assert A[0].tolist() == [0.5, 0.7]
+
+
+def test_gradient_tracking_by_hand() -> None:
+    """Rate .5 and 2 steps: z = B - T. W is (.75 .25; .25 .75)."""
+    algorithm = GradientTracking()
+    own = own_of(BASE, TRAINED, memory={"correction": rows([0.1, 0.2], [-0.1, -0.2])})
+    sent = algorithm.publish(own)
+    assert torch.equal(sent["model"], TRAINED)
+    assert sent["direction"].tolist() == [[-1.0, 1.0], [-1.0, -4.0]]
+    W = rows([0.75, 0.25], [0.25, 0.75])
+    A = algorithm.accept(own, sent, {name: W @ values for name, values in sent.items()})
+    assert A.tolist() == [[2.5, 1.75], [3.5, 3.25]]
+    # c - z + W z: (.1 + 1 - 1, .2 - 1 - .25), (-.1 + 1 - 1, -.2 + 4 - 2.75)
+    expected = rows([0.1, -1.05], [-0.1, 1.05])
+    torch.testing.assert_close(own.memory["correction"], expected, rtol=0, atol=1e-15)
+
+
+def test_gradient_tracking_takes_momentum_out_of_the_direction() -> None:
+    own = own_of(BASE, TRAINED, momentum=0.75, memory={"correction": torch.zeros_like(BASE)})
+    assert GradientTracking().publish(own)["direction"].tolist() == [[-0.25, 0.25], [-0.25, -1.0]]
+
+
+def test_a_layer_that_is_not_trained_has_no_direction() -> None:
+    own = own_of(BASE, BASE, rates=rows([0.0], [0.5]), memory={"correction": torch.zeros_like(BASE)})
+    assert GradientTracking().publish(own)["direction"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_qg_dsgdm_by_hand() -> None:
+    own = own_of(BASE, TRAINED, memory={"momentum": rows([1.0, 0.0], [0.0, 2.0])})
+    A = QGDSGDm(beta=0.9, mu=0.75).accept(own, {}, {"model": rows([2.0, 2.0], [3.0, 1.0])})
+    assert A.tolist() == [[2.0, 2.0], [3.0, 1.0]]
+    # .75 m + .25 (B - A) / (.5 x 2)
+    assert own.memory["momentum"].tolist() == [[0.75 - 0.25, 0.0], [0.0, 1.5 - 0.25]]
+    gradient = QGDSGDm(beta=0.5).gradient(rows([1.0, 1.0]), rows([0, 0]), rows([0, 0]), {"momentum": rows([2.0, -4.0])})
+    assert gradient.tolist() == [[2.0, -1.0]]
+
+
+def test_choco_by_hand() -> None:
+    """Top 1 of 2: replicas start at 0 and follow the trained models one entry a round."""
+    algorithm = Choco(compressor="top_k", ratio=0.5, gamma=0.5)
+    W = rows([0.75, 0.25], [0.25, 0.75])
+    memory = {"replica": torch.zeros_like(TRAINED)}
+    own = own_of(BASE, rows([2.0, 1.0], [3.0, 4.0]), memory=memory)
+    sent = {"model": algorithm.publish(own)["model"].clone()}
+    assert sent["model"].tolist() == [[2.0, 0.0], [0.0, 4.0]]
+    A = algorithm.accept(own, sent, {"model": W @ sent["model"]})
+    # T_1 + .5 x .25 (r_2 - r_1) and the other way round
+    assert A.tolist() == [[2 - 0.25, 1 + 0.5], [3 + 0.25, 4 - 0.5]]
+    own = own_of(A, rows([2.5, 1.0], [3.0, 4.5]), memory=memory)
+    assert algorithm.publish(own)["model"].tolist() == [[2.0, 1.0], [3.0, 4.0]]
+
+
+def test_push_sum_by_hand() -> None:
+    """Node 0 is heard by both, node 1 by itself alone: W = (1/2 0; 1/2 1)."""
+    algorithm = PushSum()
+    notes = {"share": torch.ones(2, dtype=torch.float64), "mass": torch.tensor([0.5, 1.5], dtype=torch.float64)}
+    own = own_of(BASE, TRAINED, notes=notes)
+    sent = algorithm.publish(own)
+    # x_j / p_j: B + (T - B) / p
+    assert sent["model"][0].tolist() == [1 + 2 * 1.0, 2 - 2 * 1.0]
+    assert sent["model"][1].tolist() == pytest.approx([3 + 1 / 1.5, 0 + 4 / 1.5])
+    assert sent["mass"].tolist() == [0.5, 1.5]
+    listener = {name: values[1] for name, values in notes.items()}
+    near = near_of(BASE, BASE[1], [0.5, 1.0], [1.0, 1.0], listener, node=1, hear=lambda name: sent[name])
+    # p_2 = .5 x .5 + 1 x 1.5 = 1.75
+    assert algorithm.weigh(near).tolist() == pytest.approx([0.25 / 1.75, 1.5 / 1.75])
+    assert notes["mass"].tolist() == [0.5, 1.75]
+    assert sent["mass"].tolist() == [0.5, 1.5]  # what was sent stays
+
+
+# --- FedNTD's loss ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5)], ids=["one node", "three nodes"])
+@pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.3, 4.0)])
+def test_fedntds_loss_really_leaves_the_true_class_out(shape, beta, tau) -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs, taught = (torch.randn(*shape, 7, generator=generator, dtype=torch.float64) * 9 for _ in range(2))
+    targets = torch.randint(0, 7, shape, generator=generator)
+    outputs.requires_grad_()
+    others = torch.tensor([[c for c in range(7) if c != y] for y in targets.flatten().tolist()]).view(*shape, 6)
+    student = (outputs.gather(-1, others) / tau).log_softmax(dim=-1).view(-1, 6)
+    teacher = (taught.gather(-1, others) / tau).softmax(dim=-1).view(-1, 6)
+    each = F.kl_div(student, teacher, reduction="none").sum(dim=1).view(shape).mean(dim=-1)
+    task = torch.randn(shape[:-1], generator=generator, dtype=torch.float64)
+    expected = task + beta * tau**2 * each
+    found = FedNTD(beta=beta, tau=tau).loss(task, outputs, targets, taught)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    slopes = [torch.autograd.grad(value.sum(), outputs, retain_graph=True)[0] for value in (found, expected)]
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-14)
+    assert not slopes[0].gather(-1, targets.unsqueeze(-1)).any()
+
+
+def test_fedntds_loss_is_finite_in_float32_for_outputs_far_apart() -> None:
+    outputs = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
+    loss = FedNTD().loss(torch.tensor(0.0), outputs, torch.tensor([0]), torch.tensor([[0.0, 1e4, -1e4]]))
+    assert loss.item() == pytest.approx(1e4)  # the teacher is sure of class 1, the student of class 2
+    (slope,) = torch.autograd.grad(loss, outputs)
+    assert slope.tolist() == [[0.0, -1.0, 1.0]]
+
+
+# --- BatchNorm: one update a batch, and a teacher that stays as it was --------------------------------------------
+
+NORMED = """
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.fc = nn.Linear(108, 10)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.conv(x)).relu().flatten(1))
+"""
+
+
+def normed(name: str, algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "rounds": 1,
+        "data": {"nodes": 3, "alpha": 1.0},
+        "model": {"name": name},
+        "topology": {"name": "star"},
+        "algorithm": algorithm,
+        "rates": {"name": "constant", "base": 0.05},
+    } | more
+
+
+def two_passes(model: nn.Module, x: Tensor, y: Tensor, radius: float) -> None:
+    """SAM's gradient in `.grad`; the second pass runs on a copy, so it leaves the model's statistics alone."""
+    F.cross_entropy(model(x), y).backward()
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+    there = copy.deepcopy(model)
+    with torch.no_grad():
+        for p, here in zip(there.parameters(), model.parameters(), strict=True):
+            p.add_(here.grad, alpha=radius / norm)
+    there.zero_grad()
+    F.cross_entropy(there(x), y).backward()
+    for here, p in zip(model.parameters(), there.parameters(), strict=True):
+        here.grad = p.grad
+
+
+def distilled(model: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module) -> None:
+    """FedNTD's gradient in `.grad`; nine of ten classes."""
+    with torch.no_grad():
+        taught = teacher(x)
+    outputs = model(x)
+    keep = F.one_hot(y, 10) == 0
+    student, wanted = (z[keep].view(-1, 9) for z in (outputs, taught))
+    divergence = F.kl_div(student.log_softmax(dim=1), wanted.softmax(dim=1), reduction="batchmean")
+    (F.cross_entropy(outputs, y) + divergence).backward()
+
+
+@pytest.mark.parametrize("name", ["dfedsam", "fedntd"])
+def test_with_batchnorm_every_batch_counts_once(start, module, name) -> None:
+    algorithm = {"name": name, "buffers": "local"} | ({"radius": 0.3} if name == "dfedsam" else {})
+    settings = normed(f"{module(NORMED)}:Normed", algorithm, rounds=2)
+    simulator = start(settings)
+    (simulation,) = simulator.simulations
+    population, member = simulator.engine.population, simulation.member
+    template = new_model(Spec.parse(settings), classes=10, input=(1, 8, 8))
+    models = [copy.deepcopy(template).train() for _ in range(3)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in models]
+    x, y, normalise = member.training.samples
+    sizes = torch.tensor([float(len(shard)) for shard in member.shards])
+    closed = torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 1]])
+    W = closed * sizes / (closed * sizes).sum(dim=1, keepdim=True)
+    steps = [0] * 3
+    for round, _ in enumerate(simulator.rounds(), 1):
+        for node, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            teacher = copy.deepcopy(model).eval()
+            for batch in member.training.batches(member.shards[node], node, round):
+                optimizer.zero_grad()
+                if name == "dfedsam":
+                    two_passes(model, normalise(x[batch]), y[batch], 0.3)
+                else:
+                    distilled(model, normalise(x[batch]), y[batch], teacher)
+                optimizer.step()
+                steps[node] += 1
+        trained = [[p.detach().clone() for p in model.parameters()] for model in models]
+        with torch.no_grad():
+            for node, model in enumerate(models):
+                for k, p in enumerate(model.parameters()):
+                    p.copy_(sum(W[node, j] * trained[j][k] for j in range(3)))
+        for node, model in enumerate(models):
+            for view, p in zip(population.layout.views(population.base[node]), model.parameters(), strict=True):
+                torch.testing.assert_close(view, p.detach(), rtol=2e-3, atol=2e-4)
+            for key, buffer in model.named_buffers():
+                torch.testing.assert_close(population.buffers[key][node], buffer, rtol=2e-3, atol=2e-4)
+    assert population.buffers["norm.num_batches_tracked"].tolist() == steps
+
+
+def test_three_gossip_steps_are_w_cubed_of_all_that_is_mixed_and_thrice_the_bytes(start, module) -> None:
+    name = f"{module(NORMED)}:Normed"
+
+    def trained(gossip_steps: int) -> Any:
+        algorithm = {"name": "dfedsam", "radius": 0.05, "gossip_steps": gossip_steps}
+        return start(normed(name, algorithm, training={"momentum_state": "average"}))
+
+    apart = trained(1)
+    apart.engine.train(apart.simulations[0].jobs())
+    before = {**apart.engine.population.buffers, **apart.engine.population.memory}
+    simulator = trained(3)
+    ((_, record, _),) = next(simulator.rounds())
+    population, (simulation,) = simulator.engine.population, simulator.simulations
+    W3 = torch.linalg.matrix_power(simulation.mixing.dense(), 3)
+    torch.testing.assert_close(population.base.double(), W3 @ population.trained.double(), rtol=1e-5, atol=1e-6)
+    for key in ("norm.running_mean", "norm.running_var"):
+        torch.testing.assert_close(population.buffers[key].double(), W3 @ before[key].double(), rtol=1e-5, atol=1e-6)
+    momentum = population.memory["momentum"].double()
+    torch.testing.assert_close(momentum, W3 @ before["momentum"].double(), rtol=1e-4, atol=1e-5)
+    ((_, once, _),) = next(apart.rounds())
+    assert record["nodes"]["bytes_sent"] == [3 * sent for sent in once["nodes"]["bytes_sent"]]
+    parameters = 30 + 6 + 1090
+    assert once["bytes_sent"] == 4 * 4 * (2 * parameters + 6)  # four messages of model, momentum and statistics
+
+
+# --- CHOCO's messages ---------------------------------------------------------------------------------------------
+
+
+def noise(nodes: int, width: int, seed: int = 0) -> Tensor:
+    return torch.randn(nodes, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_top_k_keeps_the_largest_entries_as_they_are() -> None:
+    values = noise(3, 40)
+    kept = top_k(values, 7)
+    for row, own in zip(kept, values, strict=True):
+        largest = sorted(own.abs().tolist())[-7:]
+        assert sorted(row[row != 0].abs().tolist()) == largest
+        assert torch.equal(row[row != 0], own[row != 0])
+
+
+def test_random_k_is_drawn_again_by_every_listener() -> None:
+    """A listener that is sent values alone puts them where (seed, node, round) say; padding is never drawn."""
+    columns = torch.cat([torch.arange(0, 30), torch.arange(64, 90)])
+    values = torch.zeros(2, 128, dtype=torch.float64)
+    values[:, columns] = noise(2, 56)
+    seen = set()
+    for round in (1, 2):
+        kept = random_k(values, 9, columns, seed=4, round=round, ids=(5, 8))
+        for row, node in enumerate((5, 8)):
+            assert int((kept[row] != 0).sum()) == 9
+            generator = torch_generator(4, node=node, round=round, purpose="random_k")
+            places = columns[torch.randperm(56, generator=generator)[:9]]
+            message = values[row, places]  # all that travels
+            heard = torch.zeros(128, dtype=torch.float64)
+            heard[places] = message
+            assert torch.equal(heard, kept[row])
+            seen.add(tuple(sorted(places.tolist())))
+    assert len(seen) == 4  # other nodes and rounds, other places
+
+
+def test_random_k_of_a_node_does_not_depend_on_who_is_asked_with_it() -> None:
+    values, columns = noise(3, 64), torch.arange(64)
+    together = random_k(values, 5, columns, seed=1, round=2, ids=(0, 1, 2))
+    alone = random_k(values[1:2], 5, columns, seed=1, round=2, ids=(1,))
+    assert torch.equal(together[1:2], alone)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+def test_quantising_errs_by_half_a_level_of_its_block_at_most(bits) -> None:
+    values = noise(2, 192) * torch.tensor([1.0, 1e-3, 1e3], dtype=torch.float64).repeat_interleave(64)
+    values[0, 64:128] = 0  # an empty block
+    coarse = quantise(values, bits)
+    blocks, found = values.view(2, 3, 64), coarse.view(2, 3, 64)
+    level = blocks.abs().amax(dim=2, keepdim=True) / (2 ** (bits - 1) - 1)
+    assert bool(((found - blocks).abs() <= level / 2 * (1 + 1e-9)).all())
+    assert not found[0, 1].any()
+    used = (found / level.clamp_min(1e-300)).round()
+    torch.testing.assert_close(used * level, found, rtol=1e-12, atol=0)  # nothing between the levels
+    assert int(used.abs().max()) == 2 ** (bits - 1) - 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"compressor": "none"}, 4 * 1001),
+        ({"compressor": "top_k", "ratio": 0.1}, 100 * 8),
+        ({"compressor": "top_k", "ratio": 1e-9}, 8),
+        ({"compressor": "top_k", "ratio": 1.0}, 1001 * 8),
+        ({"compressor": "random_k", "ratio": 0.1}, 100 * 4),
+        ({"compressor": "quantise", "bits": 8}, 1001 + 16 * 4),  # 1001 = 15 x 64 + 41
+        ({"compressor": "quantise", "bits": 3}, 376 + 16 * 4),  # 3003 bits are 375.375 bytes
+    ],
+)
+def test_chocos_bytes_are_counted_to_the_last(parameters, expected) -> None:
+    assert Choco(**parameters).message_bytes(1001, 16 * 64) == expected
+
+
+@pytest.mark.parametrize("compressor", ["top_k", "random_k", "quantise", "none"])
+def test_a_replica_is_the_sum_of_the_messages(compressor) -> None:
+    """What a neighbour adds up from messages of the size that is counted is what the mixing uses."""
+    algorithm = Choco(compressor=compressor, ratio=0.25, bits=4)
+    memory = {"replica": torch.zeros(2, 64, dtype=torch.float64)}
+    heard = torch.zeros(2, 64, dtype=torch.float64)
+    for round in range(1, 6):
+        trained, before = noise(2, 64, seed=round), memory["replica"].clone()
+        sent = algorithm.publish(own_of(trained, trained, memory=memory, round=round))["model"]
+        message = sent - before
+        heard += message
+        entries = {"top_k": 16, "random_k": 16}.get(compressor, 64)
+        assert int((message.abs() > 1e-12).sum(dim=1).max()) <= entries
+        gap = trained - before
+        assert bool(((sent - trained).norm(dim=1) <= gap.norm(dim=1)).all())  # it never comes off worse
+        torch.testing.assert_close(memory["replica"], heard, rtol=0, atol=1e-12)
+    if compressor == "none":
+        torch.testing.assert_close(memory["replica"], trained, rtol=0, atol=1e-12)
+
+
+# --- networks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_push_sum_reaches_the_mean_on_a_directed_graph_and_fedavg_does_not(start, module, tmp_path, weights) -> None:
+    """Rates too small to move anything: what is left is mixing, from a start of its own for every node."""
+
+    def mixed(name: str) -> tuple[Tensor, Tensor, list[float]]:
+        case = Case(plain_fedavg, weights=weights)
+        spec = settings(f"{module(CHOICE)}:Choice", {"name": name}, case, "directed", tmp_path, rounds=60)
+        spec["rates"]["base"] = 1e-30
+        spec["model"]["init"] = "per_node"
+        simulator = start(spec, loaded=offers(3))
+        (simulation,), base = simulator.simulations, simulator.engine.population.base
+        before, sums = base[:, :2].double().clone(), []
+        for _ in simulator.rounds():
+            if name == "push_sum":
+                mass = simulation.notes["mass"]
+                sums.append((mass @ base[:, :2].double()).tolist())
+        return before, base[:, :2].double(), sums
+
+    share = torch.tensor(SIZES if weights == "samples" else (1, 1, 1), dtype=torch.float64)
+    before, after, sums = mixed("push_sum")
+    for total in sums:  # nothing is lost on the way
+        assert total == pytest.approx((share @ before).tolist(), rel=1e-5)
+    mean = share @ before / share.sum()
+    torch.testing.assert_close(after, mean.expand(3, 2), rtol=1e-5, atol=1e-6)
+    _, other, _ = mixed("fedavg")
+    assert float((other[0] - other[2]).abs().max()) < 1e-5  # it agrees too, on another average
+    assert float((other[0] - mean).abs().max()) > 0.02
+
+
+def test_what_push_sum_gives_away_sums_to_one() -> None:
+    mixing = build_mixing(build("random_out", 7, k=2, seed=3), "samples", [1, 2, 3, 4, 5, 6, 7], push=True)
+    np.testing.assert_allclose(mixing.dense().sum(dim=0), np.ones(7), rtol=1e-12)
+
+
+def simple(model: str, algorithm: str, network: str, folder: Path) -> dict[str, Any]:
+    """Balanced weights and no momentum."""
+    case = Case(plain_fedavg, weights="metropolis", momentum=0.0)
+    return settings(model, {"name": algorithm}, case, network, folder, training={"batch_size": 4, "momentum": 0.0})
+
+
+@pytest.mark.parametrize("network", ["pair", "path"])
+def test_corrections_of_gradient_tracking_sum_to_zero_after_every_round(start, module, tmp_path, network) -> None:
+    spec = simple(f"{module(CHOICE)}:Choice", "gradient_tracking", network, tmp_path)
+    simulator = start(spec | {"rounds": 12}, loaded=offers(len(NETWORKS[network])))
+    correction = simulator.engine.population.state["correction"]
+    for _ in simulator.rounds():
+        assert correction.double().sum(dim=0).abs().max() < 1e-6
+        assert correction.abs().max() > 0.05
+
+
+def full_batch(spec: dict[str, Any], size: int) -> dict[str, Any]:
+    """Eight rounds in which every node takes all of its samples, so many, in one step."""
+    return spec | {"training": {"batch_size": size, "momentum": 0.0}, "rounds": 8}
+
+
+def equal_offers() -> Loaded:
+    """Eight samples for each of three nodes."""
+    images = offers(3).images
+    return Loaded.of(Images(**(vars(images) | {"groups": torch.arange(24) % 3})))
+
+
+def slopes(world: World, x: np.ndarray) -> np.ndarray:
+    return np.array([world.slope(x[i], world.batches(i, 1)[0]) for i in range(3)])
+
+
+def test_one_full_step_of_gradient_tracking_is_dsgt(start, module, tmp_path) -> None:
+    """x <- W (x - eta y);  y <- W y + g(x_new) - g(x_old), with y = g(x) at the start."""
+    spec = full_batch(simple(f"{module(CHOICE)}:Choice", "gradient_tracking", "path", tmp_path), 8)
+    simulator = start(spec, loaded=equal_offers())
+    world = world_of(simulator, Case(plain_fedavg, weights="metropolis", momentum=0.0), "path")
+    x = world.x
+    g = y = slopes(world, x)
+    for _ in simulator.rounds():
+        x = world.W @ (x - 0.4 * y)
+        new = slopes(world, x)
+        y, g = world.W @ y + new - g, new
+        np.testing.assert_allclose(simulator.engine.population.base[:, :2].numpy(), x, rtol=1e-4, atol=5e-6)
+    np.testing.assert_allclose(y.mean(axis=0), g.mean(axis=0), atol=1e-12)  # what a tracker tracks
+
+
+def test_one_full_step_of_qg_dsgdm_is_the_papers_update(start, module, tmp_path) -> None:
+    """m = beta q + g;  x_half = x - eta m;  x_new = W x_half;  q <- mu q + (1 - mu) (x - x_new) / eta."""
+    spec = full_batch(simple(f"{module(CHOICE)}:Choice", "qg_dsgdm", "path", tmp_path), 8)
+    simulator = start(spec, loaded=equal_offers())
+    world = world_of(simulator, Case(plain_fedavg, weights="metropolis", momentum=0.0), "path")
+    x, q = world.x, np.zeros((3, 2))
+    for _ in simulator.rounds():
+        m = 0.9 * q + slopes(world, x)
+        new = world.W @ (x - 0.4 * m)
+        x, q = new, 0.9 * q + 0.1 * (x - new) / 0.4
+        np.testing.assert_allclose(simulator.engine.population.base[:, :2].numpy(), x, rtol=1e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize("engine", ["rows", "batched"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_dpsgd_takes_its_steps_whatever_the_epochs_and_exchanges_once(start, steps, engine) -> None:
+    spec = {
+        "rounds": 2,
+        "data": {"nodes": 4, "alpha": 0.5},
+        "topology": {"name": "ring"},
+        "algorithm": {"name": "dpsgd", "steps": steps},
+        "training": {"epochs": 3},
+        "rates": {"name": "constant"},
+        "runtime": {"engine": engine},
+    }
+    simulator = start(spec)
+    parameters = simulator.engine.population.layout.parameters
+    for round, ((_, record, _),) in enumerate(simulator.rounds(), 1):
+        assert simulator.engine.population.steps.tolist() == [steps * round] * 4
+        assert record["nodes"]["bytes_sent"] == [2 * 4 * parameters] * 4
+
+
+def test_dpsgd_begins_a_fresh_epoch_when_a_shard_is_used_up(start) -> None:
+    """A shard of 4 batches and 10 steps: the first 8 steps see every sample twice."""
+    data = {"nodes": 2, "partition": "iid", "train_fraction": 40 / 719, "min_size": 1}
+    (simulation,) = start({"data": data, "algorithm": {"name": "dpsgd", "steps": 10}}).simulations
+    shard = simulation.member.shards[0]
+    assert len(shard) in (40, 39)
+    batches = simulation.member.training.batches(shard, 0, 1)
+    assert [len(batch) for batch in batches] == [10] * 10
+    whole = torch.cat(batches[: len(shard) // 10]).tolist()
+    assert len(set(whole)) == len(whole)
+    assert whole != torch.cat(batches[len(shard) // 10 : 2 * (len(shard) // 10)]).tolist()
+
+
+def test_hooks_leave_a_row_to_itself() -> None:
+    """A peer asks with its own row alone and gets what the simulator gets with all."""
+    for name, kind in ALGORITHMS.items():
+        algorithm: Algorithm = kind()
+        notes = algorithm.note(torch.tensor([3.0, 5.0], dtype=torch.float64), 2, 1)
+        base, trained = noise(2, 64, 1), noise(2, 64, 2)
+        memory = {key: noise(2, 64, 3) for key in algorithm.memory}
+        sent = algorithm.publish(
+            own_of(base, trained, memory=copy.deepcopy(memory), notes=copy.deepcopy(notes), round=2)
+        )
+        for row in range(2):
+            part = slice(row, row + 1)
+            own = own_of(
+                base[part],
+                trained[part],
+                memory={key: values[part].clone() for key, values in memory.items()},
+                notes={key: values[part].clone() for key, values in notes.items()},
+                ids=(row,),
+                round=2,
+            )
+            for key, values in algorithm.publish(own).items():
+                assert torch.equal(values, sent[key][part]), name

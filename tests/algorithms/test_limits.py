@@ -1,0 +1,254 @@
+"""What each algorithm becomes where its own part vanishes, and what a node alone does."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from feda2l.algorithms import ALGORITHMS, Neighbourhood
+from feda2l.algorithms.fedawa import FedAWA
+from feda2l.data import Images
+from feda2l.experiment.assemble import Loaded, new_model
+from feda2l.experiment.spec import Spec
+from feda2l.simulate.engine import Rows
+from feda2l.simulate.search import search
+from feda2l.simulate.stacked import Stacked
+
+ROUNDS = 3
+# these are FedAvg to the last bit
+EQUAL: dict[str, dict[str, Any]] = {
+    "fedprox": {"mu": 0.0},
+    "dfedsam": {"radius": 0.0},
+    "fedntd": {"beta": 0.0},
+    "fedlws": {"beta": 0.0, "low": 0.0, "high": 0.0},
+    "push_sum": {},  # masses stay 1 where W is doubly stochastic
+    "dfedavgm": {},  # differs in the defaults of other sections alone, and these are given below
+}
+# and this to rounding: T + (W r - r) with r = T is not W T to the last bit
+CLOSE: dict[str, dict[str, Any]] = {"choco": {"compressor": "none", "gamma": 1.0}}
+LIMITS = [pytest.param(name, own, id=name) for name, own in (EQUAL | CLOSE).items()]
+NORMED = """
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.fc = nn.Linear(108, 10)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.conv(x)).relu().flatten(1))
+"""
+
+
+def spec(algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "rounds": ROUNDS,
+        "data": {"nodes": 4, "alpha": 0.5, "train_fraction": 0.25},
+        "topology": {"name": "star", "weights": "metropolis"},
+        "algorithm": algorithm,
+        "rates": {"name": "constant", "base": 0.05},
+        "training": {"momentum": 0.9, "momentum_state": "keep"},
+        "evaluation": {"every": ROUNDS},
+    } | more
+
+
+def outcome(simulator: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """All that a run carries to the next round but the algorithm's own state, and its records."""
+    records = [completed[0].record for completed in simulator.rounds()]
+    population = simulator.engine.population
+    return {"model": population.base, **population.memory, **population.buffers}, records
+
+
+def agree(name: str, found: Any, expected: Any) -> None:
+    (states, records), (plain_states, plain_records) = found, expected
+    for key, values in plain_states.items():
+        if name in EQUAL:
+            assert torch.equal(states[key], values), key
+        else:
+            torch.testing.assert_close(states[key], values, rtol=1e-4, atol=1e-5)
+    for record, plain in zip(records, plain_records, strict=True):
+        for key in ("train_loss", "accuracy", "test_loss"):
+            if key in plain:
+                assert record[key] == (plain[key] if name in EQUAL else pytest.approx(plain[key], abs=1e-3))
+
+
+@pytest.mark.parametrize("engine", ["auto", "rows"])
+@pytest.mark.parametrize(("name", "own"), LIMITS)
+def test_without_its_own_part_it_is_fedavg(start, name, own, engine) -> None:
+    runtime = {"runtime": {"engine": engine}}
+    plain, simulator = start(spec({}, **runtime)), start(spec({"name": name, **own}, **runtime))
+    assert type(simulator.engine) is (Stacked if engine == "auto" else Rows)
+    agree(name, outcome(simulator), outcome(plain))
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "recalibrate"])
+@pytest.mark.parametrize(("name", "own"), LIMITS)
+def test_without_its_own_part_it_is_fedavg_for_a_net_with_statistics_too(start, module, name, own, buffers) -> None:
+    model = {"rounds": 2, "model": {"name": f"{module(NORMED)}:Normed"}}
+    plain = start(spec({"buffers": buffers}, **model))
+    simulator = start(spec({"name": name, "buffers": buffers, **own}, **model))
+    agree(name, outcome(simulator), outcome(plain))
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("fedprox", {"mu": 0.1}),
+        ("dfedsam", {"radius": 0.05}),
+        ("fedntd", {"beta": 0.5}),
+        ("fedlws", {}),
+        ("choco", {"compressor": "none", "gamma": 0.9}),
+        ("dfedsam", {"radius": 0.0, "gossip_steps": 2}),
+    ],
+)
+def test_and_with_it_it_is_not(start, name, own) -> None:
+    (found, _), (plain, _) = outcome(start(spec({"name": name, **own}))), outcome(start(spec({})))
+    assert float((found["model"] - plain["model"]).abs().max()) > 1e-4
+
+
+def test_runs_whose_steps_differ_in_number_share_a_pack(start) -> None:
+    """One step a round beside whole epochs, in one kernel: each as if alone."""
+    specs = [spec({}), spec({"name": "dpsgd"}), spec({"name": "dpsgd", "steps": 40})]
+    alone = [outcome(start(one))[0]["model"].clone() for one in specs]
+    packed = start(*specs)
+    assert isinstance(packed.engine, Stacked)
+    list(packed.rounds())
+    for simulation, expected in zip(packed.simulations, alone, strict=True):
+        assert torch.equal(packed.engine.population.base[simulation.rows], expected)
+
+
+def test_fedntd_of_two_classes_has_nothing_to_distil(start, digits) -> None:
+    """One class is left without the answer: its share is 1 for student and teacher alike."""
+    images = digits.images
+    even = vars(images) | {"train_y": images.train_y % 2, "test_y": images.test_y % 2}
+    loaded = Loaded.of(Images(**(even | {"classes": 2, "class_names": ("even", "odd")})))
+    found, plain = (outcome(start(spec({"name": name}), loaded=loaded))[0] for name in ("fedntd", "fedavg"))
+    torch.testing.assert_close(found["model"], plain["model"], rtol=1e-5, atol=1e-6)
+
+
+# --- FedAWA among equals ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use", ["before", "after"])
+@pytest.mark.parametrize("regulariser", ["weighted", "mean"])
+def test_fedawa_learns_nothing_from_equal_neighbours(regulariser, use) -> None:
+    """The loss has no slope there, so the weights stay the shares: FedAvg's, with `log_shares`."""
+    algorithm = FedAWA(init="log_shares", regulariser=regulariser, use=use, optimizer_state="kept")
+    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=3, layers=1).items()}
+    samples = torch.tensor([10.0, 30.0, 20.0], dtype=torch.float64)
+    models = torch.tensor([1.0, 2.0], dtype=torch.float64).expand(3, 2)
+    for base in ([1.0, 2.0], [0.5, 1.0], [3.0, -1.0]):
+        near = Neighbourhood(
+            0,
+            (0, 1, 2),
+            samples / 60,
+            samples,
+            torch.tensor(base, dtype=torch.float64),
+            notes,
+            lambda name: models,
+            lambda a, b: b - a,
+        )
+        torch.testing.assert_close(algorithm.weigh(near), samples / 60, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("own", [{}, {"init": "log_shares", "use": "after", "regulariser": "mean"}], ids=["", "after"])
+def test_fedawa_of_nodes_with_the_same_samples_is_fedavg(start, digits, own) -> None:
+    """Three nodes hold the same twenty samples and take them in one step: their models stay equal."""
+    images, chosen = digits.images, torch.arange(20).repeat(3)
+    copies = {"train_x": images.train_x[chosen], "train_y": images.train_y[chosen]}
+    loaded = Loaded.of(Images(**(vars(images) | copies | {"groups": torch.arange(3).repeat_interleave(20)})))
+    more = {
+        "data": {"nodes": 3, "partition": "natural", "train_fraction": 1.0, "min_size": 1},
+        "topology": {"name": "full"},
+        "training": {"batch_size": 20},
+    }
+    found, plain = (
+        outcome(start(spec({"name": name, **extra}, **more), loaded=loaded))[0]
+        for name, extra in (("fedawa", own), ("fedavg", {}))
+    )
+    torch.testing.assert_close(found["model"], plain["model"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("use", ["before", "after"])
+def test_fedawas_first_weights_are_the_shares_in_logarithms_and_nearly_uniform_as_they_are(start, use) -> None:
+    """`log_shares` makes the first round FedAvg's (before its step); the authors' start does not."""
+    more = {"rounds": 1, "topology": {"name": "ring", "weights": "samples"}}
+    plain, logs, shares = (
+        outcome(start(spec(algorithm, **more)))[0]["model"].double()
+        for algorithm in (
+            {},
+            {"name": "fedawa", "init": "log_shares", "use": use, "rate": 1e-4},
+            {"name": "fedawa", "use": use, "rate": 1e-4},
+        )
+    )
+    torch.testing.assert_close(logs, plain, rtol=1e-3, atol=1e-4)
+    assert float((shares - plain).abs().max()) > 1e-3
+
+
+# --- one node alone -----------------------------------------------------------------------------------------------
+
+# by their definitions: nothing is left of these when there is nobody to hear
+PLAIN = ("fedavg", "fedawa", "dpsgd", "dfedavgm", "gradient_tracking", "choco", "push_sum", "dfedhpo")
+# the others change the steps (a pull, an ascent, a teacher, a momentum of their own) or the step from B to A
+OTHER = ("fedprox", "fedyogi", "fedntd", "dfedsam", "fedlws", "qg_dsgdm")
+
+
+def test_every_algorithm_is_in_one_of_the_two_lists() -> None:
+    assert sorted((*PLAIN, *OTHER)) == sorted(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_node_alone_trains_plainly_where_the_definition_says_so(start, name) -> None:
+    own = {"trials": 2, "eval_epochs": 1} if name == "dfedhpo" else {"steps": 7} if name == "dpsgd" else {}
+    momentum = 0.0 if name == "qg_dsgdm" else 0.9
+    settings = spec(
+        {"name": name, **own},
+        data={"nodes": 1, "train_fraction": 0.1},
+        topology={"name": "full"},
+        training={"momentum": momentum},
+        runtime={"engine": "rows"},
+    )
+    simulator = start(settings)
+    member, rate = simulator.simulations[0].member, 0.05
+    if name == "dfedhpo":
+        (rate,) = search(simulator.engine, simulator.simulations[0])["rates"]
+        assert not math.isclose(rate, 0.05)
+    (found, _) = outcome(simulator)
+    model = copy.deepcopy(new_model(Spec.parse(settings), classes=10, input=(1, 8, 8))).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+    x, y, normalise = member.training.samples
+    for round in range(1, ROUNDS + 1):
+        if name == "dfedavgm":
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+        batches = member.training.batches(member.shards[0], 0, round)
+        assert len(batches) == (7 if name == "dpsgd" else 14)
+        for batch in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(model(normalise(x[batch])), y[batch]).backward()
+            optimizer.step()
+    views = simulator.engine.population.layout.views(found["model"][0])
+    gap = max(float((view - p.detach()).abs().max()) for view, p in zip(views, model.parameters(), strict=True))
+    assert gap < 1e-5 if name in PLAIN else gap > 1e-4
+
+
+def test_choco_alone_is_exact_whatever_is_compressed(start) -> None:
+    """A = T + gamma (r - r)."""
+    alone = {"data": {"nodes": 1}, "topology": {"name": "full"}}
+    plain, _ = outcome(start(spec({}, **alone)))
+    for compressor in ("top_k", "random_k", "quantise"):
+        found, _ = outcome(start(spec({"name": "choco", "compressor": compressor}, **alone)))
+        assert torch.equal(found["model"], plain["model"])
+
+
+def test_isolated_nodes_are_nodes_alone(start) -> None:
+    """Push-sum, gradient tracking and FedAWA with nobody to hear are FedAvg with nobody to hear."""
+    nobody = {"topology": {"name": "isolated"}, "rounds": 2}
+    expected = outcome(start(spec({}, **nobody)))[0]["model"]
+    for name in ("push_sum", "gradient_tracking", "fedawa", "choco"):
+        found = outcome(start(spec({"name": name}, **nobody)))[0]["model"]
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
