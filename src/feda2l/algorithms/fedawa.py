@@ -71,10 +71,10 @@ class FedAWA(Algorithm):
         if self.optimizer_state == "fresh":
             first, second = torch.zeros_like(w), torch.zeros_like(w)
             near.notes["count"].zero_()
-        before, vectors = w, _Vectors.of(near)
+        before, vectors = w, _Vectors.of(near, crossed=self.regulariser == "mean")
         for _ in range(self.steps):
             near.notes["count"].add_(1)
-            w, first, second = self._step(w, vectors.gradient(w, self.regulariser), first, second, near.notes["count"])
+            w, first, second = self._step(w, vectors.gradient(w), first, second, near.notes["count"])
         for name, values in zip(KEPT, (w, first, second), strict=True):
             near.notes[name][ids] = values
         return torch.softmax(before if self.use == "before" else w, dim=0)
@@ -106,25 +106,25 @@ class _Vectors:
 
     gram: Tensor  # tau_j . tau_k
     along: Tensor  # theta_k . g
-    products: Tensor  # theta_j . theta_k
+    products: Tensor  # theta_j . theta_k, or of each with itself alone
     size: Tensor  # ||g||^2
 
     @classmethod
-    def of(cls, near: Neighbourhood) -> "_Vectors":
+    def of(cls, near: Neighbourhood, *, crossed: bool) -> "_Vectors":
         models, base = near.hear("model"), near.base
         count = len(models)
-        gram, products, along = (torch.zeros(count, n, dtype=torch.float64) for n in (count, count, 1))
-        size = torch.zeros((), dtype=torch.float64)
+        gram, along = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
+        products, size = torch.zeros_like(gram if crossed else along), torch.zeros((), dtype=torch.float64)
         for start in range(0, len(base), CHUNK):
             theta, g = models[:, start : start + CHUNK].double(), base[start : start + CHUNK].double()
             tau = theta - g
             gram += (tau @ tau.T).cpu()
-            products += (theta @ theta.T).cpu()
-            along += (theta @ g).unsqueeze(1).cpu()
+            products += (theta @ theta.T if crossed else theta.square().sum(dim=1)).cpu()
+            along += (theta @ g).cpu()
             size += (g @ g).cpu()
-        return cls(gram, along.squeeze(1), products, size)
+        return cls(gram, along, products, size)
 
-    def gradient(self, w: Tensor, regulariser: str) -> Tensor:
+    def gradient(self, w: Tensor) -> Tensor:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             p = torch.softmax(w, dim=0)
@@ -133,8 +133,8 @@ class _Vectors:
             there = apart > 1e-12 * self.gram.diagonal().max()
             distance = torch.where(there, apart, 1.0).sqrt() * there
             size = self.size.clamp_min(NOTHING)
-            if regulariser == "weighted":
-                cosine = self.along / (self.products.diagonal().clamp_min(NOTHING) * size).sqrt()
+            if self.products.dim() == 1:
+                cosine = self.along / (self.products.clamp_min(NOTHING) * size).sqrt()
                 loss = (p * distance).sum() + (p * (1 - cosine)).sum()
             else:
                 mean = (p @ self.products @ p).clamp_min(NOTHING)

@@ -202,10 +202,22 @@ class Simulation:
         )
 
     def _reweighed(self, sent: dict[str, Tensor]) -> Mixing:
-        """The mixing with the weights that each node gives those it hears."""
-        round, samples, weights = self.round + 1, self.samples, []
+        """The mixing with the weights that each node gives those it hears.
+
+        Nodes that hear the same from the same state come to the same: on a full graph one computes for all.
+        """
+        round, samples, weights = self.round + 1, self.samples, list[Tensor]()
+        notes = [values.nan_to_num(nan=-torch.inf) for values in self.notes.values()]  # not a number equals nothing
+        same = _first_equal([self.population.base[self.rows], *notes])
+        seen: dict[tuple[int, tuple[int, ...]], int] = {}
         for node in range(self.nodes):
             ids, _ = self.mixing.row(node, round)
+            twin = seen.setdefault((same[node], ids), node)
+            if twin != node:
+                weights.append(weights[twin])
+                for values in self.notes.values():
+                    values[node] = values[twin]
+                continue
             near = Neighbourhood(
                 node,
                 ids,
