@@ -16,11 +16,12 @@ from feda2l.simulate.simulator import one_thread
 
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and one name cannot be collected twice
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+PACKED = ("cifar10", "cifar100", "series")
 
 
 @pytest.fixture(scope="session")
 def official() -> Path:
-    """A data folder with the CIFAR files as their author publishes them, decoded once and kept between runs.
+    """A data folder with the CIFAR and series files as their authors publish them, decoded once and kept between runs.
 
     Tests read it and never write to it. CIFAR-100 has the official labels and pictures, in an order of its own
     within each class.
@@ -28,14 +29,14 @@ def official() -> Path:
     decoder = SHARED / "decode.py"
     if not decoder.exists():
         pytest.skip(f"needs the packed data sets in {SHARED}")
-    version = hashlib.sha256(decoder.read_bytes()).hexdigest()[:12]
+    version = hashlib.sha256(decoder.read_bytes() + " ".join(PACKED).encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"feda2l-official-{os.getuid()}-{version}"
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the first worker decodes, the others wait for it
         if not folder.exists():
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            command = [sys.executable, str(decoder), "cifar10", "cifar100", "--official", str(partial)]
+            command = [sys.executable, str(decoder), *PACKED, "--official", str(partial)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             partial.rename(folder)
     return folder

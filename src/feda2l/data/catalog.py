@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from feda2l.data import cifar, download, images
+from feda2l.data import cifar, download, images, tinyimagenet
 from feda2l.data.download import Archive, data_folder, digest
 from feda2l.data.images import Images
 from feda2l.errors import FedA2LError
@@ -19,13 +19,17 @@ Folder = str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set: a line that describes it, the model it is tried with, how it is loaded, its archive if it has one."""
+    """A data set: a line that describes it, the model it is tried with, how it is loaded, its archive if it has one.
+
+    `check` loads it without writing anything, where `load` does write.
+    """
 
     name: str
     description: str
     model: str
     load: Callable[[Path], Images]
     archive: Archive | None = None
+    check: Callable[[Path], Images] | None = None
 
     @property
     def source(self) -> str:
@@ -50,6 +54,14 @@ CATALOG: dict[str, Entry] = {
             "cnn",
             partial(cifar.load, cifar.CIFAR100),
             cifar.CIFAR100.archive,
+        ),
+        Entry(
+            "tinyimagenet",
+            "110,000 colour pictures of 64 x 64, 200 classes",
+            "resnet18",
+            partial(tinyimagenet.load, tinyimagenet.TINYIMAGENET),
+            tinyimagenet.TINYIMAGENET.archive,
+            partial(tinyimagenet.load, tinyimagenet.TINYIMAGENET, keep=False),
         ),
     )
 }
@@ -119,7 +131,7 @@ def verify(name: str, folder: Folder = None) -> Verdict:
         if entry.archive.missing(place):
             return Verdict(name, tuple(findings))
     try:
-        data = load(name, folder)
+        data = entry.check(data_folder(folder)) if entry.check else load(name, folder)
     except FedA2LError as error:
         return Verdict(name, (*findings, Finding(name, str(error), ok=False)))
     shape = " x ".join(map(str, data.input))
@@ -137,10 +149,12 @@ def _files(archive: Archive, folder: Path) -> list[Finding]:
     if path.is_file():
         if (found := digest(path, "md5")) == archive.md5:
             findings.append(Finding(archive.name, f"the official archive, md5 {found}", official=True))
-            inside = _inside(archive, path)
+            inside = _inside(archive, path) if archive.files else {}
         else:
             text = f"not the official archive: expected md5 {archive.md5}, found {found}"
             findings.append(Finding(archive.name, text, ok=False))
+    if archive.prepared:
+        return [*findings, *_prepared(archive, folder)]
     missing = archive.missing(folder)
     for name, file in archive.files.items():
         path = folder / archive.folder / name
@@ -153,6 +167,23 @@ def _files(archive: Archive, folder: Path) -> list[Finding]:
         else:
             findings.append(_bytes(archive, path, inside.get(name)))
     return findings
+
+
+def _prepared(archive: Archive, folder: Path) -> list[Finding]:
+    """What is found about an archive that is read as it is, beside the archive itself: about what is loaded."""
+    try:
+        place = download.locate(archive, folder)
+    except FedA2LError:
+        return [Finding(str(folder / archive.folder), f"missing; {archive.by_hand(folder)}", ok=False)]
+    if place.name == archive.name:
+        return []
+    if place.name == archive.prepared and tinyimagenet.origin(place) == archive.md5:
+        return [Finding(str(place), f"decoded from the official archive, md5 {archive.md5}", official=True)]
+    text = (
+        f"whether the pictures are the official ones is unknown; to know, remove it, put {archive.name} "
+        f"(md5 {archive.md5}) into {folder} and verify again"
+    )
+    return [Finding(str(place), text)]
 
 
 def _bytes(archive: Archive, path: Path, inside: str | None) -> Finding:

@@ -34,7 +34,10 @@ class File:
 
 @dataclass(frozen=True)
 class Archive:
-    """A `.tar.gz` as its authors publish it, and the files that are wanted from its `folder`.
+    """A `.tar.gz` or `.zip` as its authors publish it, and the files that are wanted from its `folder`.
+
+    One of very many small files is read as it is, or where it was extracted by hand: then it is a `.zip`, `files` is
+    empty, and `prepared` is the file that the loader makes of it once.
 
     `proven` says that the `sha256` of the files were derived from sums the authors publish, so that other bytes are
     wrong bytes. Where they come from a third party, a match still shows official bytes, a difference shows nothing.
@@ -47,13 +50,16 @@ class Archive:
     folder: str
     files: dict[str, File]
     proven: bool
+    prepared: str | None = None
 
     @property
     def name(self) -> str:
         return self.url.rsplit("/", 1)[-1]
 
     def missing(self, folder: Path) -> list[str]:
-        """The wanted files that do not lie in the data folder."""
+        """The wanted files that do not lie in the data folder; "" is all of them."""
+        if self.prepared:
+            return [] if any((folder / name).exists() for name in (self.prepared, self.folder)) else [""]
         return [name for name in self.files if not (folder / self.folder / name).is_file()]
 
     def by_hand(self, folder: Path) -> str:
@@ -92,8 +98,8 @@ def download(archive: Archive, folder: Path) -> Path:
     except ImportError:
         raise FedA2LError(f"a download needs the package pooch; {archive.by_hand(folder)}") from None
     fetch = pooch.HTTPDownloader(progressbar=importlib.util.find_spec("tqdm") is not None, timeout=30)
-    with _staging(folder, archive.size) as staging:
-        part = staging / archive.name
+    with staging(folder, archive.size) as partial:
+        part = partial / archive.name
         try:
             fetch(archive.url, str(part), None)
         except OSError as error:  # what requests raises is an OSError too, without an errno
@@ -117,7 +123,7 @@ def extract(archive: Archive, folder: Path) -> None:
     """
     path = folder / archive.name
     wanted = {f"{archive.folder}/{name}": name for name in archive.missing(folder)}
-    with _staging(folder, sum(archive.files[name].size for name in wanted.values())) as staging:
+    with staging(folder, sum(archive.files[name].size for name in wanted.values())) as partial:
         try:
             with tarfile.open(path, "r:gz") as tar:
                 for member in tar:
@@ -131,7 +137,7 @@ def extract(archive: Archive, folder: Path) -> None:
                         )
                     content = tar.extractfile(member)
                     assert content is not None
-                    with (staging / name).open("wb") as file:
+                    with (partial / name).open("wb") as file:
                         shutil.copyfileobj(content, file, MIB)
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -140,15 +146,15 @@ def extract(archive: Archive, folder: Path) -> None:
                 f"{path} is not a whole archive ({error}): expected {archive.size} bytes, found {path.stat().st_size}; "
                 "remove it and fetch it again"
             ) from error
-        if absent := [member for member, name in wanted.items() if not (staging / name).exists()]:
+        if absent := [member for member, name in wanted.items() if not (partial / name).exists()]:
             raise FedA2LError(f"{path} does not contain {absent[0]}; remove it and fetch it again")
         (folder / archive.folder).mkdir(exist_ok=True)
         for name in wanted.values():
-            os.replace(staging / name, folder / archive.folder / name)
+            os.replace(partial / name, folder / archive.folder / name)
 
 
 def fetch(archive: Archive, folder: Path) -> Path:
-    """The folder with the wanted files, downloaded and extracted as far as they are not there yet."""
+    """Where the wanted files lie, downloaded and extracted as far as they are not there yet."""
     path = folder / archive.name
     if archive.missing(folder):
         if not path.exists():
@@ -162,7 +168,14 @@ def fetch(archive: Archive, folder: Path) -> Path:
 
 
 def locate(archive: Archive, folder: Path) -> Path:
-    """The folder with the wanted files, extracted if only the archive lies in `folder`; nothing is downloaded."""
+    """The folder with the wanted files, extracted if only the archive lies in `folder`; nothing is downloaded.
+
+    Of an archive that is read as it is: what was prepared from it, else the archive, else its folder.
+    """
+    if archive.prepared:
+        for name in (archive.prepared, archive.name, archive.folder):
+            if (folder / name).exists():
+                return folder / name
     missing = archive.missing(folder)
     if missing and (folder / archive.name).is_file():
         extract(archive, folder)
@@ -181,7 +194,7 @@ def locate(archive: Archive, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _staging(folder: Path, size: int) -> Iterator[Path]:
+def staging(folder: Path, size: int) -> Iterator[Path]:
     """A temporary folder inside `folder`, gone at the end whatever happens; disk errors are said in words."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

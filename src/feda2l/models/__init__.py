@@ -11,6 +11,7 @@ from feda2l.imports import import_object
 from feda2l.models.cnn import cnn, small_cnn
 from feda2l.models.mlp import mlp
 from feda2l.models.resnet import resnet18, resnet18_gn, resnet34, resnet34_gn
+from feda2l.models.timer import Timer
 from feda2l.names import look_up
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -21,25 +22,30 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet34": resnet34,
     "resnet18_gn": resnet18_gn,
     "resnet34_gn": resnet34_gn,
+    "timer": Timer,
 }
 
 
-def build(name: str, *, classes: int = 10, input: tuple[int, ...] = (3, 32, 32)) -> nn.Module:
-    """The model of that name for `input` (channels, height, width) and `classes`.
+def build(
+    name: str, *, classes: int = 10, input: tuple[int, ...] | None = None, horizon: int | None = None
+) -> nn.Module:
+    """The model of that name for `input` and `classes`, or for `input` and `horizon` where it forecasts series.
 
-    `"package.module:Class"` builds a user's own; it is given `classes` and `input` where it takes them.
+    `input` is (channels, height, width) of pictures, (3, 32, 32) unless given, or (length, channels) of windows.
+    `"package.module:Class"` builds a user's own; it is given `classes` and `input` where it takes them, and is taken
+    to forecast if it takes `horizon`.
 
     >>> sum(p.numel() for p in build("cnn", classes=100).parameters())
     924708
+    >>> sum(p.numel() for p in build("timer").parameters())
+    6514784
     """
     if ":" not in name:
-        return look_up(name, MODELS, "model.name")(classes=classes, input=input)
+        make = look_up(name, MODELS, "model.name")
+        return make(**_taken(make, classes, input, horizon))
     make = import_object(name, "model.name")
-    offered: dict[str, Any] = {"classes": classes, "input": input}
     try:
-        taken = inspect.signature(make).parameters
-        everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
-        model = make(**{key: value for key, value in offered.items() if everything or key in taken})
+        model = make(**_taken(make, classes, input, horizon))
     except Exception as error:  # a user's class may raise anything
         raise FedA2LError(f"model.name = {name!r} could not be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
@@ -47,3 +53,16 @@ def build(name: str, *, classes: int = 10, input: tuple[int, ...] = (3, 32, 32))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise FedA2LError(f"model.name = {name!r} has no trainable parameter")
     return model
+
+
+def _taken(
+    make: Callable[..., Any], classes: int, input: tuple[int, ...] | None, horizon: int | None
+) -> dict[str, Any]:
+    """What of these the model takes. One that forecasts has no classes, and lengths of its own where none are given."""
+    taken = inspect.signature(make).parameters
+    if "horizon" in taken:
+        lengths = {"input": input, "horizon": horizon}
+        return {key: value for key, value in lengths.items() if value is not None and key in taken}
+    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    offered = {"classes": classes, "input": input or (3, 32, 32)}
+    return {key: value for key, value in offered.items() if everything or key in taken}

@@ -1,0 +1,198 @@
+"""Air quality at twelve stations in Beijing, hourly from 2013-03-01 to 2017-02-28: 11 variates, a station a node.
+
+S. Zhang, B. Guo, A. Dong, J. He, Z. Xu, S. X. Chen, "Cautionary Tales on Air-Quality Improvement in Beijing",
+Proceedings of the Royal Society A 473, 2017; UCI Machine Learning Repository, data set 501 (CC BY 4.0).
+"""
+
+import io
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feda2l.data.download import ENVIRONMENT, File, digest
+from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_windows
+from feda2l.data.series_text import Columns, read_columns
+from feda2l.errors import FedA2LError
+
+DATASET = "beijing_air_quality"
+VARIATES = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "RAIN", "WSPM")
+WIND = "wd"  # the direction, in words: not forecast, but an hour without it counts as incomplete
+MISSING = "NA"
+CLOCK = {"year": (1900, 2200), "month": (1, 12), "day": (1, 31), "hour": (0, 23)}
+
+# UCI publishes an archive that holds an archive that holds the folder. It publishes no sums; this one is listed by
+# several independent projects, and the files' were computed from two copies that agree byte for byte.
+URL = "https://archive.ics.uci.edu/static/public/501/beijing+multi+site+air+quality+data.zip"
+ZIP = File(8_192_212, "b04da438b2f331ac0ffd45aebdfec0d20d2367feb5f6948c4b1f7ce1191e33c4")
+INNER = "PRSA2017_Data_20130301-20170228.zip"
+FOLDER = "PRSA_Data_20130301-20170228"
+STATIONS = {
+    "Aotizhongxin": File(2_835_916, "a94fbcfc71708b6ffdc033360163d91efb7f675e496f6b5860929aa96b96351b"),
+    "Changping": File(2_722_295, "a2e21402a6d95fb7043f87959e6e3dcbecb957aac356a6f8028a85b047c772e7"),
+    "Dingling": File(2_675_856, "3d8dff81f18a80d9f455876a785642bffe1e9b9924ec1e6b7ce8cca790432eeb"),
+    "Dongsi": File(2_636_684, "9c0020214425e5ee2a64d42f97a1f632e1d8f6b53ad50edd85a686cc7999f27e"),
+    "Guanyuan": File(2_695_860, "59390fee3b032597b387491f5230e7edb90a8558e30217ebd6d9befbe669fbf9"),
+    "Gucheng": File(2_654_625, "10ae48801ea55869fee56a48b885fb1127859c130551888d71673f34216ba951"),
+    "Huairou": File(2_641_027, "812dcbe848b3ba2c2d25731064797bff803c46eb0c602156a1fa044df136dc26"),
+    "Nongzhanguan": File(2_839_705, "572cf87b65ef543cd55d3a711b28474def224a46b0ec3fc8add8aaf13b67a487"),
+    "Shunyi": File(2_620_654, "520b59e4ead3b0cfe7f1ed673e30275de8441e999db6f413d5172d2277b8c15a"),
+    "Tiantan": File(2_655_061, "0743e34799cf1ee36195b73321b91baa5625276532e7263c588f68cdef3b4daa"),
+    "Wanliu": File(2_659_544, "0b1a6d754a07f0def2f55434ddfa3870dcd0063b7f766a6f66b6c11bb05a377a"),
+    "Wanshouxigong": File(2_871_076, "ab1d6a356d6997a45f6d657ad47de1e05a4a08d4a7015b38a329a90665ab74d0"),
+}
+
+
+def file_name(station: str) -> str:
+    """The name of a station's file."""
+    return f"PRSA_Data_{station}_20130301-20170228.csv"
+
+
+FILES = {file_name(station): file for station, file in STATIONS.items()}
+
+
+def load(
+    folder: Path,
+    *,
+    lengths: tuple[int, int] = (96, 96),
+    train_fraction: float = 0.8,
+    stride: int = 1,
+    crossing: Literal["drop", "train"] = "drop",
+) -> Series:
+    """The twelve stations from the official files in the data folder `folder`: 35,822 windows of complete hours.
+
+    The csv files may lie in the folder itself or in the archive's own folder inside it; the archive will do too.
+    """
+    return read(_tables(folder), lengths=lengths, train_fraction=train_fraction, stride=stride, crossing=crossing)
+
+
+def read(
+    tables: Iterable[tuple[str, Columns]],
+    *,
+    lengths: tuple[int, int] = (96, 96),
+    train_fraction: float = 0.8,
+    stride: int = 1,
+    crossing: Literal["drop", "train"] = "drop",
+) -> Series:
+    """The same from any tables of that form, by the names of the stations.
+
+    An hour with a missing value in any column, the wind's direction included, is incomplete. The hours are put on one
+    grid, common to the stations, and only windows of complete hours are used (`split_windows`).
+    """
+    stations = [(name, _station(table)) for name, table in tables]
+    if not stations:
+        raise FedA2LError(f"{DATASET} needs at least one station")
+    begin = min(int(station.hours.min()) for _, station in stations)
+    end = max(int(station.hours.max()) for _, station in stations) + 1
+    given = Lengths(*lengths)
+    sites: list[Site] = []
+    for name, station in stations:
+        grid = np.full((end - begin, len(VARIATES)), np.nan)
+        grid[station.hours - begin] = station.values
+        split = split_windows(
+            ~np.isnan(grid).any(axis=1), given, train_fraction=train_fraction, stride=stride, crossing=crossing
+        )
+        sites.append(Site(name, grid, split))
+    return assemble(DATASET, sites, VARIATES, given)
+
+
+class Station(NamedTuple):
+    """The complete hours of a station, counted from 1970, and their values [hours, variates]."""
+
+    hours: NDArray[np.int64]
+    values: Rows
+
+
+def _station(table: Columns) -> Station:
+    values = table.numbers(VARIATES, missing=MISSING)
+    hours = _hours(table)
+    empty = np.isnan(values).all(axis=0)
+    complete = ~np.isnan(values).any(axis=1) & (table.words(WIND) != MISSING)
+    if not complete.any():
+        which = f"every value of column {VARIATES[int(empty.argmax())]!r}" if empty.any() else "a value in every hour"
+        raise FedA2LError(f"{table.source} cannot be used: {which} is missing")
+    return Station(hours[complete], values[complete])
+
+
+def _hours(table: Columns) -> NDArray[np.int64]:
+    """The hours since 1970-01-01 of the rows, each once."""
+    parts = {}
+    clock = table.numbers(tuple(CLOCK))
+    for numbers, (column, (least, most)) in zip(clock.T, CLOCK.items(), strict=True):
+        wrong = (numbers < least) | (numbers > most) | (numbers % 1 != 0)
+        if wrong.any():
+            line = int(wrong.argmax())
+            raise FedA2LError(
+                f"{table.source}, line {table.first + line}, column {column!r}: expected a whole number in {least}.."
+                f"{most}, found {numbers[line]:g}"
+            )
+        parts[column] = numbers.astype(np.int64)
+    months = ((parts["year"] - 1970) * 12 + parts["month"] - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]").astype(np.int64) + parts["day"] - 1
+    hours: NDArray[np.int64] = days * 24 + parts["hour"]
+    order = np.argsort(hours, kind="stable")
+    if (twice := np.flatnonzero(np.diff(hours[order]) == 0)).size:
+        lines = sorted(table.first + order[twice[0] : twice[0] + 2])
+        raise FedA2LError(f"{table.source}: lines {lines[0]} and {lines[1]} are of the same hour")
+    return hours
+
+
+def _tables(folder: Path) -> Iterator[tuple[str, Columns]]:
+    """The stations one by one, so that the words of one file only are in memory."""
+    for place in (folder / FOLDER, folder):
+        if any((place / name).is_file() for name in FILES):
+            for station, file in STATIONS.items():
+                path = place / file_name(station)
+                yield station, read_columns(str(path), _text(_bytes(path, file, folder), str(path)))
+            return
+    yield from _inside(folder)
+
+
+def _bytes(path: Path, file: File, folder: Path) -> bytes:
+    if not path.is_file():
+        raise FedA2LError(f"{path} is missing; {_by_hand(folder)}")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FedA2LError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(content) != file.size:
+        raise FedA2LError(
+            f"{path} is damaged: expected {file.size} bytes, found {len(content)}; remove it and fetch it again"
+        )
+    return content
+
+
+def _inside(folder: Path) -> Iterator[tuple[str, Columns]]:
+    """The stations out of the official archive, which is read where it lies."""
+    path = folder / URL.rsplit("/", 1)[-1]
+    if not path.is_file():
+        raise FedA2LError(
+            f"{folder / FOLDER / next(iter(FILES))} is missing, as are the others, in {folder} too; {_by_hand(folder)}"
+        )
+    if (found := digest(path, "sha256")) != ZIP.sha256:
+        raise FedA2LError(
+            f"{path} is not the official archive: expected sha256 {ZIP.sha256} of {ZIP.size} bytes, found {found} of "
+            f"{path.stat().st_size}; remove it and fetch again"
+        )
+    with zipfile.ZipFile(path) as outer, zipfile.ZipFile(io.BytesIO(outer.read(INNER))) as inner:
+        for station in STATIONS:
+            member = f"{FOLDER}/{file_name(station)}"
+            source = f"{path}: {member}"
+            yield station, read_columns(source, _text(inner.read(member), source))
+
+
+def _text(content: bytes, source: str) -> str:
+    try:
+        return content.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise FedA2LError(f"{source} is damaged: byte {error.start} is not text") from error
+
+
+def _by_hand(folder: Path) -> str:
+    return (
+        f"to place them, bring {URL} to {folder / URL.rsplit('/', 1)[-1]} (or extract it and the {INNER} in it there, "
+        f"which gives {folder / FOLDER}) and pass --data {folder} or set {ENVIRONMENT}={folder}"
+    )

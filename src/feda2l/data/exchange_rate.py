@@ -1,0 +1,53 @@
+"""Daily exchange rates of eight currencies, 1990 to 2016: 7,588 rows, a currency a node.
+
+G. Lai, W.-C. Chang, Y. Yang, H. Liu, "Modeling Long- and Short-Term Temporal Patterns with Deep Neural Networks",
+SIGIR 2018, from the file that the authors publish.
+"""
+
+import gzip
+import zlib
+from pathlib import Path
+
+from feda2l.data.download import Archive, File, locate
+from feda2l.data.series import Lengths, Series, Site, assemble, split_rows
+from feda2l.data.series_text import read_columns
+from feda2l.errors import FedA2LError
+
+COUNTRIES = ("Australia", "Britain", "Canada", "Switzerland", "China", "Japan", "New Zealand", "Singapore")
+
+# One file, which is its own archive. The address names a commit of the authors' repository, whose record of this file
+# (git blob d72d0d7a5d5d06ecd1cf4c79396180b2962be101) is the sum of these very bytes.
+ARCHIVE = Archive(
+    dataset="exchange_rate",
+    url="https://raw.githubusercontent.com/laiguokun/multivariate-time-series-data/"
+    "7f402f185cc2435b5e66aed13a3b560ed142e023/exchange_rate/exchange_rate.txt.gz",
+    md5="9dd5a9c8f8f324e234938400f232fa08",
+    size=177_142,
+    folder=".",
+    files={
+        "exchange_rate.txt.gz": File(177_142, "6a4fbb561dcdee43f071a83badbeec9223a335552278348656738b556f1c2e9d"),
+    },
+    proven=True,
+)
+
+
+def load(folder: Path, *, lengths: tuple[int, int] = (96, 96), train_fraction: float = 0.8, stride: int = 1) -> Series:
+    """The exchange rates from the official file in the data folder `folder`: 5,879 + 1,325 windows a currency."""
+    path = locate(ARCHIVE, folder) / "exchange_rate.txt.gz"
+    return read(path, lengths=lengths, train_fraction=train_fraction, stride=stride)
+
+
+def read(path: Path, *, lengths: tuple[int, int] = (96, 96), train_fraction: float = 0.8, stride: int = 1) -> Series:
+    """The same from any file of that form: gzipped lines of eight rates, no header, a line a day.
+
+    Each currency is a node with one variate, split at a row (`split_rows`).
+    """
+    try:
+        text = gzip.decompress(path.read_bytes()).decode("ascii")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise FedA2LError(f"cannot read {path}: {error}; remove it and fetch it again") from error
+    rates = read_columns(str(path), text, COUNTRIES).numbers(COUNTRIES)
+    given = Lengths(*lengths)
+    split = split_rows(len(rates), given, train_fraction=train_fraction, stride=stride)
+    sites = (Site(country, rates[:, [column]], split) for column, country in enumerate(COUNTRIES))
+    return assemble("exchange_rate", sites, ("rate",), given)

@@ -1,0 +1,154 @@
+"""A user's own pictures: `train/CLASS/*` and `test/CLASS/*`, the layout of torchvision's `ImageFolder` in two parts."""
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feda2l.data.images import Images
+from feda2l.data.labels import groups_of, hold_out, numbered
+from feda2l.data.pictures import describe, gather, say
+from feda2l.errors import FedA2LError
+
+NODES = "nodes.csv"
+LAYOUT = "expected FOLDER/train/CLASS/PICTURE and, for the test, FOLDER/test/CLASS/PICTURE"
+
+
+def load(
+    path: str | os.PathLike[str], *, test_share: float = 0.2, seed: int = 0, processes: int | None = None
+) -> Images:
+    """The pictures of a folder, by class in alphabetical order, then by file name.
+
+    Without a folder `test`, the `test_share` of each class is drawn with `seed` and held out, which is said. All
+    pictures have one size; they have three channels unless all are grey. `mean` and `std` are those of the training
+    pictures, divided by 255. Names that start with a dot are passed over, every other file must be a picture.
+
+    Which node a picture belongs to stands in `nodes.csv` beside `train`, if the data come from nodes: lines
+    `path,node` under that heading, `path` as in `train/CLASS/PICTURE`, one for each picture in `train`. The nodes are
+    numbered in order of their names.
+    """
+    root = Path(path).expanduser()
+    train = _listing(root, "train")
+    classes = list(train)
+    names, labels = _flat(train, classes)
+    listed = len(names)
+    if (root / "test").exists():
+        test = _listing(root, "test")
+        if unknown := [name for name in test if name not in train]:
+            raise FedA2LError(f"{root / 'test' / unknown[0]}: there is no class {unknown[0]!r} in {root / 'train'}")
+        own, known = _flat(test, classes)
+        tested = np.repeat([False, True], [len(names), len(own)])
+        names, labels = names + own, np.concatenate([labels, known])
+    else:
+        tested = hold_out(labels, share=test_share, seed=seed)
+        say(
+            f"{root} has no folder test: {tested.sum():,} of {len(names):,} pictures, {test_share:g} of each class "
+            f"(seed {seed}), are held out for the test"
+        )
+    trained = ~tested
+    groups = _groups(root, names[:listed], trained[:listed])
+    gathered = gather(root, names, processes=processes)
+    if gathered.problems:
+        raise FedA2LError(f"{root}: {describe(gathered.problems, len(names))}; repair or remove them")
+    x, y = gathered.x, torch.from_numpy(labels)
+    mean, std = statistics(x[trained])
+    return Images(
+        name=root.resolve().name,
+        train_x=torch.from_numpy(x[trained]),
+        train_y=y[trained],
+        test_x=torch.from_numpy(x[tested]),
+        test_y=y[tested],
+        classes=len(classes),
+        scale=255.0,
+        mean=mean,
+        std=std,
+        class_names=tuple(classes),
+        groups=None if groups is None else torch.from_numpy(groups),
+    )
+
+
+def statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of pictures [n, channels, height, width] divided by 255.
+
+    One pass that counts each value: the counts are exact, and so is all that follows but for float64. A channel that
+    never changes has deviation 1, so that it is normalised to 0.
+    """
+    counts = np.zeros((x.shape[1], 256))
+    for start in range(0, len(x), 256):  # bincount makes eight bytes of each
+        for channel in range(x.shape[1]):
+            counts[channel] += np.bincount(x[start : start + 256, channel].ravel(), minlength=256)
+    values = np.arange(256) / 255
+    share = counts / counts.sum(1, keepdims=True)
+    mean = share @ values
+    std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(1))
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def _listing(root: Path, part: str) -> dict[str, list[str]]:
+    """The names of the pictures in each class of a part, relative to the root."""
+    if not (root / part).is_dir():
+        raise FedA2LError(f"{root / part} is not a folder; {LAYOUT}")
+    listing = {}
+    for folder in _entries(root / part):
+        if not folder.is_dir():
+            raise FedA2LError(f"{folder} lies outside the folder of a class; {LAYOUT}")
+        names = []
+        for picture in _entries(folder):
+            if picture.is_dir():
+                raise FedA2LError(f"{picture} is a folder inside that of a class; {LAYOUT}; nodes stand in {NODES}")
+            names.append(picture.relative_to(root).as_posix())
+        if not names:
+            raise FedA2LError(f"{folder} holds no picture; remove it, or fill it")
+        listing[folder.name] = names
+    if not listing:
+        raise FedA2LError(f"{root / part} holds no class; {LAYOUT}")
+    if part == "train" and len(listing) == 1:
+        raise FedA2LError(f"{root / part} holds only the class {next(iter(listing))!r}; there is nothing to tell apart")
+    return listing
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise FedA2LError(f"cannot read {folder}: {error.strerror or error}") from error
+
+
+def _flat(listing: dict[str, list[str]], classes: list[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """All names, and the label of each."""
+    owners = [owner for owner, names in listing.items() for _ in names]
+    return [name for names in listing.values() for name in names], numbered(owners, classes)
+
+
+def _groups(root: Path, names: list[str], train: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+    """The node number of each training picture, if there is a `nodes.csv`; lines of test pictures are passed over."""
+    path = root / NODES
+    if not path.exists():
+        return None
+    nodes: dict[str, str] = {}
+    known = set(names)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            if missing := {"path", "node"} - set(reader.fieldnames or ()):
+                raise FedA2LError(f"{path} has no column {sorted(missing)[0]!r}; expected a first line `path,node`")
+            for row in reader:
+                name, node = (row["path"] or "").strip(), (row["node"] or "").strip()
+                where = f"{path}, line {reader.line_num}"
+                if not node:
+                    raise FedA2LError(f"{where}: no node for {name!r}")
+                if name in nodes:
+                    raise FedA2LError(f"{where}: {name} has a second line")
+                if name not in known and not (root / name).is_file():
+                    raise FedA2LError(f"{where}: there is no picture {name}")
+                nodes[name] = node
+    except (OSError, ValueError, csv.Error) as error:
+        raise FedA2LError(f"{path} cannot be read: {error}") from error
+    if absent := [name for name in names if name not in nodes]:
+        raise FedA2LError(
+            f"{path} has no line for {len(absent):,} of {len(names):,} pictures, the first is {absent[0]}"
+        )
+    return groups_of([nodes[name] for name in names], train)

@@ -1,0 +1,189 @@
+"""A user's own table: a CSV file with numbers in its feature columns and a class in another."""
+
+import csv
+import os
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feda2l.data.images import Images
+from feda2l.data.labels import distinct, groups_of, hold_out, numbered
+from feda2l.data.pictures import say
+from feda2l.errors import FedA2LError
+from feda2l.names import nearest
+
+
+@dataclass(frozen=True)
+class Table(Images):
+    """Rows of numbers, held as pictures of one channel and one line: float32 [n, 1, 1, features].
+
+    That is the shape that the engines and `mlp` expect. They are standardised when they are read, in float64, since a
+    factor and an offset in float32 would ruin a feature with a large mean; `normalise` changes nothing more. A number
+    of the file is `x * spread + centre`.
+    """
+
+    features: tuple[str, ...] = ()
+    centre: tuple[float, ...] = ()
+    spread: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a file says: numbers [n, features], and of each row its class, its node and its line."""
+
+    path: Path
+    values: NDArray[np.float64]
+    classes: list[str]
+    nodes: list[str]
+    lines: list[int]
+
+
+def load(
+    path: str | os.PathLike[str],
+    target: str,
+    *,
+    node: str | None = None,
+    features: Sequence[str] | None = None,
+    test: str | os.PathLike[str] | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    delimiter: str = ",",
+) -> Table:
+    """The table of a CSV file whose first line names the columns.
+
+    `target` is the column of the class: whole numbers or names, numbered in their order. `node`, if there is one, the
+    column of the node that a row belongs to. `features` are all other columns unless told. The rows of the file `test`
+    are the test part; without it the `test_share` of each class is drawn with `seed` and held out, which is said.
+    Each feature is standardised by mean and deviation of the training rows; one that never changes becomes 0.
+    """
+    place = Path(path).expanduser()
+    header = _header(place, delimiter)
+    wanted = list(features) if features is not None else [name for name in header if name not in (target, node)]
+    if not wanted:
+        raise FedA2LError(f"{place} has no feature column beside {target!r}; found {', '.join(header)}")
+    rows = _rows(place, wanted, target, node, delimiter)
+    names = distinct(rows.classes)
+    if len(names) == 1:
+        raise FedA2LError(f"{place}: {target!r} has only the class {names[0]!r}; there is nothing to tell apart")
+    labels = numbered(rows.classes, names)
+    if test is None:
+        tested = hold_out(labels, share=test_share, seed=seed)
+        say(
+            f"{place}: {tested.sum():,} of {len(labels):,} rows, {test_share:g} of each class (seed {seed}), are held "
+            "out for the test"
+        )
+        test_values, test_labels = rows.values[tested], labels[tested]
+    else:
+        tested = np.zeros(len(labels), dtype=bool)
+        other = _rows(Path(test).expanduser(), wanted, target, None, delimiter)
+        for name, line in zip(other.classes, other.lines, strict=True):
+            if name not in names:
+                raise FedA2LError(f"{other.path}, line {line}: the class {name!r} is only here, not in {place}")
+        test_values, test_labels = other.values, numbered(other.classes, names)
+    values = rows.values[~tested]
+    with np.errstate(over="ignore", invalid="ignore"):  # said in words below
+        centre, spread = values.mean(0), values.std(0)
+    # by comparison: the mean of equal numbers may differ from them in the last bit, and so the deviation from 0
+    spread = np.where((values == values[0]).all(0), 1.0, spread)
+    groups = None if node is None else torch.from_numpy(groups_of(rows.nodes, ~tested))
+
+    def standard(values: NDArray[np.float64]) -> Tensor:
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = ((values - centre) / spread).astype(np.float32)
+        fine = np.isfinite(x).all(0) & np.isfinite(spread)
+        if not fine.all():
+            raise FedA2LError(f"{place}: the numbers of {wanted[int(fine.argmin())]!r} are too large; scale them")
+        return torch.from_numpy(x).reshape(-1, 1, 1, len(wanted))
+
+    return Table(
+        name=place.stem,
+        train_x=standard(values),
+        train_y=torch.from_numpy(labels[~tested]),
+        test_x=standard(test_values),
+        test_y=torch.from_numpy(test_labels),
+        classes=len(names),
+        scale=1.0,
+        mean=(0.0,),
+        std=(1.0,),
+        class_names=tuple(names),
+        groups=groups,
+        features=tuple(wanted),
+        centre=tuple(centre.tolist()),
+        spread=tuple(spread.tolist()),
+    )
+
+
+def _header(path: Path, delimiter: str) -> list[str]:
+    """The names of the columns, each once."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
+    except (OSError, ValueError, csv.Error) as error:
+        raise FedA2LError(f"{path} cannot be read: {_words(error)}") from error
+    if not any(header):
+        raise FedA2LError(f"{path} is empty; expected a first line with the names of the columns")
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise FedA2LError(f"{path} has two columns {twice[0]!r}")
+    return header
+
+
+def _rows(path: Path, features: list[str], target: str, node: str | None, delimiter: str) -> _Rows:
+    header = _header(path, delimiter)
+    for name in (*features, target, *([node] if node else [])):
+        if name not in header:
+            raise FedA2LError(f"{path} has no column {name!r}; {nearest(name, header)}")
+    columns, own = [header.index(name) for name in features], header.index(target)
+    group = header.index(node) if node else None
+    values, classes, nodes, lines = array("d"), list[str](), list[str](), list[int]()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter)
+            next(reader)
+            for row in reader:
+                if not row:  # an empty line
+                    continue
+                where = f"{path}, line {reader.line_num}"
+                if len(row) != len(header):
+                    raise FedA2LError(f"{where}: expected {len(header)} cells, found {len(row)}")
+                try:
+                    values.extend([float(row[column]) for column in columns])
+                except ValueError:
+                    raise FedA2LError(f"{where}{_not_a_number(row, columns, header)}") from None
+                for column, kept in ((own, classes), (group, nodes)):
+                    if column is not None:
+                        kept.append(row[column].strip())
+                        if not kept[-1]:
+                            raise FedA2LError(f"{where}, column {header[column]!r}: the cell is empty")
+                lines.append(reader.line_num)
+    except (OSError, ValueError, csv.Error) as error:
+        raise FedA2LError(f"{path} cannot be read: {_words(error)}") from error
+    if not lines:
+        raise FedA2LError(f"{path} has no row under its first line")
+    numbers = np.frombuffer(values, dtype=np.float64).reshape(-1, len(columns))
+    bad = np.argwhere(~np.isfinite(numbers))
+    if len(bad):
+        row, column = bad[0]
+        raise FedA2LError(
+            f"{path}, line {lines[row]}, column {features[column]!r}: {numbers[row, column]} is not a finite number"
+        )
+    return _Rows(path, numbers, classes, nodes, lines)
+
+
+def _not_a_number(row: list[str], columns: list[int], header: list[str]) -> str:
+    """The words for the first cell of a row that is no number."""
+    for column in columns:
+        try:
+            float(row[column])
+        except ValueError:
+            return f", column {header[column]!r}: expected a number, found {row[column]!r}"
+    raise AssertionError("every cell is a number")
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

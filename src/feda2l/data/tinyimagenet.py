@@ -1,0 +1,247 @@
+"""Tiny ImageNet: 64 x 64 pictures of 200 classes of ImageNet, decoded once and kept as bytes.
+
+Y. Le, X. Yang, "Tiny ImageNet Visual Recognition Challenge", course CS 231N, Stanford University, 2015.
+
+The pictures are read straight from the official archive: 110,000 small files on disk would be slow to write, and to
+read again. They are kept in one file beside it, 1.4 GB, which is enough from then on; it is mapped, not read.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from feda2l.data.download import Archive, digest, locate, staging
+from feda2l.data.images import Images
+from feda2l.data.labels import numbered
+from feda2l.data.pictures import Source, describe, gather, say
+from feda2l.errors import FedA2LError
+
+VERSION = "1"  # of the file with the decoded pictures; one of another version is made anew
+SIZE = (64, 64)
+
+
+@dataclass(frozen=True)
+class TinyImageNet:
+    """The archive, and how many classes it has and how many pictures of each in the two parts with labels."""
+
+    archive: Archive
+    classes: int
+    train: int
+    test: int
+
+    @property
+    def pictures(self) -> int:
+        return self.classes * (self.train + self.test)
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """The two parts with labels; the md5 of the archive they come from, if it was one; what was left out and why."""
+
+    tensors: dict[str, Tensor]
+    class_names: list[str]
+    md5: str
+    left_out: dict[str, str]
+
+
+def load(
+    source: TinyImageNet,
+    folder: str | os.PathLike[str],
+    *,
+    skip_corrupt: bool = False,
+    keep: bool = True,
+    processes: int | None = None,
+) -> Images:
+    """Tiny ImageNet from the archive in the data folder `folder`, or from where it was extracted there.
+
+    The test set is the part that the authors call validation; their test part has no labels. Labels number the sorted
+    ids of the classes, and the training pictures are sorted by label and then by file name, both as torchvision's
+    `ImageFolder` has them, so that a partition by index deals the same pictures.
+
+    A picture that is missing, damaged or of another size is an error that names it. With `skip_corrupt` these are left
+    out instead: how many were kept is said, now and whenever the kept file is read. `keep` = False writes nothing.
+    """
+    folder = Path(folder)
+    place = locate(source.archive, folder)
+    prepared = _prepared(source, folder)
+    decoded = _read(source, prepared) if place == prepared else None
+    if decoded is None:
+        root = next((path for path in _roots(source, folder) if path.exists()), None)
+        if root is None:
+            raise FedA2LError(f"{prepared} cannot be used and there is nothing else; {source.archive.by_hand(folder)}")
+        decoded = _decode(source, root, prepared, skip_corrupt, processes)
+        if keep:
+            _write(decoded, prepared)
+    if decoded.left_out:
+        counts = [len(decoded.tensors[name]) for name in ("train_y", "test_y")]
+        say(
+            f"{source.archive.dataset}: {describe(decoded.left_out, source.pictures)}; they are left out as asked, "
+            f"{counts[0]:,} training and {counts[1]:,} test pictures are kept"
+        )
+    return Images(
+        name=source.archive.dataset,
+        **decoded.tensors,
+        classes=source.classes,
+        scale=255.0,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        class_names=tuple(decoded.class_names),
+    )
+
+
+def origin(path: Path) -> str | None:
+    """The md5 of the archive that a file of decoded pictures was made from; None if it was not, or cannot be read."""
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get("md5") or None
+    except (SafetensorError, OSError):
+        return None
+
+
+def _prepared(source: TinyImageNet, folder: Path) -> Path:
+    assert source.archive.prepared is not None
+    return folder / source.archive.prepared
+
+
+def _roots(source: TinyImageNet, folder: Path) -> tuple[Path, Path]:
+    """Where pictures can be read: the archive, or else what was extracted from it by hand."""
+    return folder / source.archive.name, folder / source.archive.folder
+
+
+def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool, processes: int | None) -> _Decoded:
+    """Both parts, read from the archive or the folder `root`."""
+    # Names start with the archive's folder, in the archive as well as in the data folder.
+    root, md5 = (root.parent, "") if root.is_dir() else (root, digest(root, "md5"))
+    top, files = source.archive.folder, Source(root)
+    ids = sorted(set(files.text(f"{top}/wnids.txt").split()))
+    if len(ids) != source.classes:
+        raise FedA2LError(
+            f"{root}: {top}/wnids.txt should name {source.classes} classes, found {len(ids)}; fetch the data again"
+        )
+    owners = {
+        name: own
+        for own in ids
+        for name in sorted(f"{top}/train/{own}/images/{own}_{number}.JPEG" for number in range(source.train))
+    }
+    trained = len(owners)
+    tested, problems = _annotated(source, files, ids)
+    owners |= tested
+    gathered = gather(root, list(owners), size=SIZE, colour=True, processes=processes)
+    problems |= gathered.problems
+    if problems and not skip_corrupt:
+        raise FedA2LError(
+            f"{root}: {describe(problems, source.pictures)}; remove {root if md5 else root / top} and fetch it again, "
+            f"or leave them out for good with feda2l.data.tinyimagenet.load(TINYIMAGENET, {str(prepared.parent)!r}, "
+            "skip_corrupt=True)"
+        )
+    x, y = torch.from_numpy(gathered.x), torch.from_numpy(numbered(list(owners.values()), ids))
+    kept = torch.from_numpy(np.array([name not in problems for name in owners]))
+    parts: dict[str, Tensor] = {}
+    for part, span in (("train", slice(trained)), ("test", slice(trained, None))):
+        parts |= {f"{part}_x": x[span], f"{part}_y": y[span]}
+        if problems:
+            parts |= {name: parts[name][kept[span]] for name in (f"{part}_x", f"{part}_y")}
+        if empty := sorted(set(range(len(ids))) - set(parts[f"{part}_y"].tolist())):
+            raise FedA2LError(
+                f"{root}: no {part} picture of {ids[empty[0]]} is left; {describe(problems, len(owners))}"
+            )
+    return _Decoded(parts, _names(files, top, ids), md5, problems)
+
+
+def _annotated(source: TinyImageNet, files: Source, ids: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The class id of each validation picture, by its name and in order of the names, and the pictures without one."""
+    folder, place = f"{source.archive.folder}/val/images", f"{source.archive.folder}/val/val_annotations.txt"
+    expected = {f"val_{number}.JPEG" for number in range(source.classes * source.test)}
+    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for number, line in enumerate(files.text(place).splitlines(), 1):
+        name, _, rest = line.partition("\t")
+        own, where = rest.partition("\t")[0].strip(), f"{files.root}: {place}, line {number}"
+        if name not in expected or not own:
+            raise FedA2LError(f"{where}: expected a picture and its class, found {line[:40]!r}; fetch the data again")
+        if name in found:
+            raise FedA2LError(f"{where}: {name} has a second line; fetch the data again")
+        found[name] = own
+        if own not in ids:
+            problems[f"{folder}/{name}"] = f"its class {own} is not in wnids.txt"
+    for name in sorted(expected - found.keys()):
+        problems[f"{folder}/{name}"] = "no line in val_annotations.txt"
+    usable = {f"{folder}/{name}": found[name] for name in sorted(found)}
+    return {name: own for name, own in usable.items() if name not in problems}, problems
+
+
+def _names(files: Source, top: str, ids: list[str]) -> list[str]:
+    """The first synonym of each class; with its id where two classes share it or there is none."""
+    words = dict(line.split("\t", 1) for line in files.text(f"{top}/words.txt").splitlines() if "\t" in line)
+    first = [words.get(own, "").split(",")[0].strip() for own in ids]
+    return [
+        name if name and first.count(name) == 1 else f"{name} {own}".strip()
+        for name, own in zip(first, ids, strict=True)
+    ]
+
+
+def _write(decoded: _Decoded, path: Path) -> None:
+    """Keep the decoded pictures: whole or not at all. Where they cannot be kept, the next run decodes them again."""
+    about = {
+        "version": VERSION,
+        "md5": decoded.md5,
+        "class_names": json.dumps(decoded.class_names),
+        "left_out": json.dumps(decoded.left_out),
+    }
+    try:
+        with staging(path.parent, sum(tensor.nbytes for tensor in decoded.tensors.values())) as partial:
+            save_file(
+                {name: tensor.contiguous() for name, tensor in decoded.tensors.items()}, partial / path.name, about
+            )
+            (partial / "plain").touch()
+            shutil.copymode(partial / "plain", partial / path.name)  # save_file lets nobody else read it
+            with (partial / path.name).open("rb+") as file:
+                os.fsync(file.fileno())  # the name must not outlive a crash that the bytes did not
+            os.replace(partial / path.name, path)
+    except (FedA2LError, SafetensorError) as error:
+        say(f"{error}; the decoded pictures are not kept")
+
+
+def _read(source: TinyImageNet, path: Path) -> _Decoded | None:
+    """What `_write` kept; None, and a line that says so, if it is of another version or not whole."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            if (version := about.get("version")) != VERSION:
+                raise ValueError(f"version {version}, expected {VERSION}")
+            tensors = {name: file.get_tensor(name) for name in ("train_x", "train_y", "test_x", "test_y")}
+        left_out = json.loads(about["left_out"])
+        count = len(tensors["train_y"]) + len(tensors["test_y"]) + len(left_out)
+        if count != source.pictures:
+            raise ValueError(f"{count} pictures, expected {source.pictures}")
+        return _Decoded(tensors, json.loads(about["class_names"]), about["md5"], left_out)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        say(f"{path} is not used ({error}); the pictures are decoded again")
+        return None
+
+
+# The authors publish no sum. The md5 and the size are those that many projects, Avalanche among them, check or report
+# for the archive at this address; here the archive itself could not be fetched.
+TINYIMAGENET = TinyImageNet(
+    archive=Archive(
+        dataset="tinyimagenet",
+        url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        md5="90528d7ca1a48142e341f4ef8d21d0de",
+        size=248_100_043,
+        folder="tiny-imagenet-200",
+        files={},
+        proven=False,
+        prepared="tiny-imagenet-200.safetensors",
+    ),
+    classes=200,
+    train=500,
+    test=50,
+)

@@ -1,0 +1,157 @@
+"""Timer, a decoder-only transformer for time series.
+
+Liu, Zhang, Li, Huang, Wang, Long: "Timer: Generative Pre-trained Transformers Are Large Time Series Models",
+ICML 2024. Two blocks and a head over all tokens, as the paper's laboratory trains it; `head="next_patch"` is the
+authors' own form.
+"""
+
+import functools
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feda2l.errors import FedA2LError
+
+Head = Literal["flatten", "next_patch"]
+
+
+class Block(nn.Module):
+    """Causal attention and a perceptron, each added to its input and then normalised (post-norm).
+
+    y = norm1(x + attention(x)); z = norm2(y + contract(gelu(expand(y)))).
+    The perceptron is a 1x1 convolution in the authors' code, which is a linear layer on every token.
+    """
+
+    def __init__(self, *, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+        self.norm1 = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, hidden)
+        self.contract = nn.Linear(hidden, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x + self.dropout(self.attend(x)))
+        update = self.dropout(self.contract(self.dropout(F.gelu(self.expand(y)))))
+        result: Tensor = self.norm2(y + update)
+        return result
+
+    def attend(self, x: Tensor) -> Tensor:
+        """softmax(q k' / sqrt(width / heads)) v for each head, over the tokens up to and including its own."""
+        query, key, value = (
+            project(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+            for project in (self.query, self.key, self.value)
+        )
+        chance = self.dropout.p if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=chance, is_causal=True)
+        result: Tensor = self.output(mixed.transpose(-2, -3).flatten(-2))
+        return result
+
+
+class Timer(nn.Module):
+    """Timer for time series: 2 causal blocks, 19 layers, 6,514,784 parameters.
+
+    Forecasts [batch, horizon, channels] from windows [batch, length, channels]; `input` is (length, channels).
+
+    Every channel of every window is a sequence of its own (channel independence), so the number of channels changes
+    nothing. It is normalised by its own mean m and standard deviation s = sqrt(variance + 1e-5), cut into
+    length / patch tokens, embedded without bias plus sinusoidal positions, and the forecast is scaled back:
+    f(x) = s g((x - m) / s) + m.
+
+    `head="flatten"` maps all tokens at once to the horizon.
+    `head="next_patch"` maps each token to the patch that follows it; the last one is appended to the window, the
+    oldest patch leaves it, and so on until the horizon is reached: 6,330,392 parameters, whatever the horizon.
+
+    `width` is d_model. The defaults suit data sets of this size; the authors fine-tune with patch 96, 8 blocks and
+    width 1024.
+    """
+
+    def __init__(
+        self,
+        *,
+        input: tuple[int, ...] = (96, 1),
+        horizon: int = 96,
+        patch: int = 24,
+        blocks: int = 2,
+        width: int = 512,
+        heads: int = 8,
+        hidden: int = 2048,
+        dropout: float = 0.1,
+        head: Head = "flatten",
+    ) -> None:
+        super().__init__()
+        if len(input) != 2:
+            raise FedA2LError(f"model.name = 'timer' forecasts series of (length, channels), not input {input}")
+        if input[0] < patch or input[0] % patch:
+            raise FedA2LError(f"model.name = 'timer' cuts windows into patches of {patch}: {input[0]} is no multiple")
+        if width % heads or width % 2:
+            raise FedA2LError(f"model.name = 'timer' needs an even width that {heads} heads share, not {width}")
+        if horizon < 1:
+            raise FedA2LError(f"model.name = 'timer' needs a horizon of at least 1, not {horizon}")
+        if head not in ("flatten", "next_patch"):
+            raise FedA2LError(f"model.name = 'timer' has the heads 'flatten' and 'next_patch', not {head!r}")
+        self.horizon, self.patch = horizon, patch
+        self.embed = nn.Linear(patch, width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(
+            *(Block(width=width, heads=heads, hidden=hidden, dropout=dropout) for _ in range(blocks))
+        )
+        self.norm = nn.LayerNorm(width)
+        self.rolls = head == "next_patch"
+        self.head = nn.Linear(width, patch) if self.rolls else nn.Linear(input[0] // patch * width, horizon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.roll_out(x) if self.rolls else self._rescaled(x, whole=True)
+
+    def encode(self, sequences: Tensor) -> Tensor:
+        """[sequences, length] -> [sequences, tokens, width]; a token depends on its own patch and those before it."""
+        tokens = self.embed(sequences.unflatten(-1, (-1, self.patch)))
+        tokens = tokens + _positions(tokens.shape[-2], tokens.shape[-1], tokens.device, tokens.dtype)
+        result: Tensor = self.norm(self.blocks(self.dropout(tokens)))
+        return result
+
+    def next_patches(self, x: Tensor) -> Tensor:
+        """For each patch of the windows the one that follows it, [batch, length, channels]: what the authors train."""
+        if not self.rolls:
+            raise FedA2LError("only a timer with head = 'next_patch' forecasts patch by patch")
+        return self._rescaled(x, whole=False)
+
+    def roll_out(self, x: Tensor) -> Tensor:
+        """The horizon patch by patch, each from the window that ends with the one before."""
+        found: list[Tensor] = []
+        for _ in range(-(-self.horizon // self.patch)):
+            found.append(self.next_patches(x)[:, -self.patch :])
+            x = torch.cat([x[:, self.patch :], found[-1]], dim=1)
+        return torch.cat(found, dim=1)[:, : self.horizon]
+
+    def _rescaled(self, x: Tensor, *, whole: bool) -> Tensor:
+        """s g((x - m) / s) + m, where g takes the tokens to the head `whole`, or one by one."""
+        mean = x.mean(dim=1, keepdim=True)
+        scale = (x.var(dim=1, keepdim=True, correction=0) + 1e-5).sqrt()
+        sequences = ((x - mean) / scale).transpose(1, 2)  # [batch, channels, length]
+        tokens = self.encode(sequences.flatten(0, 1))
+        forecast = self.head(tokens.flatten(-2)) if whole else self.head(tokens).flatten(-2)
+        result: Tensor = forecast.unflatten(0, sequences.shape[:2]).transpose(1, 2) * scale + mean
+        return result
+
+
+@functools.lru_cache
+def _positions(tokens: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """sin(t w_i) and cos(t w_i) in turn, w_i = 10000^(-2 i / width), [tokens, width].
+
+    Kept per device and not as a buffer: it is no state of a node, and a captured CUDA graph must not copy from the
+    host.
+    """
+    with torch.inference_mode(False):  # the first caller may be an evaluation, the next one trains
+        frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+        angle = torch.arange(tokens, dtype=torch.float64).unsqueeze(-1) * frequency
+        table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
+        return table.to(device=device, dtype=dtype)

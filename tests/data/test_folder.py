@@ -1,0 +1,204 @@
+"""A user's own pictures: what a folder gives, and what is said about one that is not right."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feda2l.data import folder, partition
+from feda2l.errors import FedA2LError
+
+RANDOM = np.random.default_rng(0)
+
+
+def draw(path: Path, *, grey: bool = False, size: tuple[int, int] = (6, 4)) -> torch.Tensor:
+    """A random picture at that place, and its pixels, channels first."""
+    pixels = RANDOM.integers(0, 256, (size[1], size[0]) if grey else (size[1], size[0], 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return torch.from_numpy(pixels[None] if grey else pixels.transpose(2, 0, 1).copy())
+
+
+def pets(root: Path, *, test: bool = True, grey: bool = False) -> dict[str, torch.Tensor]:
+    """Two classes, five pictures each for training, two for the test."""
+    names = [f"train/{own}/{number}.png" for own in ("dog", "cat") for number in range(5)]
+    names += [f"test/{own}/{number}.png" for own in ("dog", "cat") for number in range(2)] if test else []
+    return {name: draw(root / name, grey=grey) for name in names}
+
+
+def test_a_folder_in_two_parts(tmp_path: Path) -> None:
+    drawn = pets(tmp_path)
+    (tmp_path / "train" / ".DS_Store").write_text("hidden")
+    (tmp_path / "train" / "cat" / ".hidden").write_text("hidden")
+    images = folder.load(tmp_path)
+    assert (images.name, images.input, images.classes) == (tmp_path.name, (3, 4, 6), 2)
+    assert images.class_names == ("cat", "dog")
+    assert images.train_y.tolist() == [0] * 5 + [1] * 5
+    assert images.test_y.tolist() == [0, 0, 1, 1]
+    for part, x in (("train", images.train_x), ("test", images.test_x)):
+        expected = torch.stack([drawn[name] for name in sorted(drawn) if name.startswith(part)])
+        assert torch.equal(x, expected)
+    assert images.groups is None
+    values = images.train_x.double() / 255
+    assert images.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-12)
+    assert images.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), rel=1e-12)
+    normal = images.normalise(images.train_x)
+    torch.testing.assert_close(normal.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+
+
+def test_all_grey_is_one_channel_and_one_colour_makes_three(tmp_path: Path) -> None:
+    drawn = pets(tmp_path, grey=True)
+    assert folder.load(tmp_path).input == (1, 4, 6)
+    colours = draw(tmp_path / "test" / "dog" / "1.png")
+    images = folder.load(tmp_path, processes=2)
+    assert images.input == (3, 4, 6)
+    assert torch.equal(images.train_x[0], drawn["train/cat/0.png"].expand(3, 4, 6))
+    assert torch.equal(images.test_x[3], colours)
+
+
+def test_a_channel_that_never_changes_is_normalised_to_zero(tmp_path: Path) -> None:
+    for own in ("a", "b"):
+        for number in range(2):
+            path = tmp_path / "train" / own / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (2, 2), (100, 10 * number, 0)).save(path)
+    images = folder.load(tmp_path, test_share=0.5)
+    assert images.std[0] == images.std[2] == 1
+    assert images.normalise(images.train_x)[:, 0].abs().max() < 1e-6
+
+
+def test_without_a_test_part_a_share_of_each_class_is_held_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    drawn = pets(tmp_path, test=False)
+    draw(tmp_path / "train" / "bird" / "0.png")
+    images = folder.load(tmp_path, test_share=0.4, seed=3)
+    assert f"{tmp_path} has no folder test: 4 of 11 pictures, 0.4 of each class (seed 3)" in capfd.readouterr().err
+    assert torch.bincount(images.train_y).tolist() == [1, 3, 3]  # the only bird is left to training
+    assert torch.bincount(images.test_y).tolist() == [0, 2, 2]
+    again, other = folder.load(tmp_path, test_share=0.4, seed=3), folder.load(tmp_path, test_share=0.4, seed=4)
+    assert torch.equal(images.test_x, again.test_x)
+    assert not torch.equal(images.test_x, other.test_x)
+    found = {tuple(x.flatten().tolist()) for x in torch.cat([images.train_x, images.test_x])}
+    assert found >= {tuple(x.flatten().tolist()) for x in drawn.values()}
+    for share in (0, 1, 1.5):
+        with pytest.raises(FedA2LError, match=r"test_share = .*between 0 and 1"):
+            folder.load(tmp_path, test_share=share)
+
+
+def write_nodes(root: Path, owners: dict[str, str], heading: str = "path,node") -> None:
+    (root / "nodes.csv").write_text("\n".join([heading, *(f"{name},{node}" for name, node in owners.items())]) + "\n")
+
+
+def test_nodes_come_from_a_file(tmp_path: Path) -> None:
+    names = sorted(name for name in pets(tmp_path) if name.startswith("train"))
+    owners = {name: ("10" if index % 3 else "9") for index, name in enumerate(names)}
+    write_nodes(tmp_path, {**dict(reversed(owners.items())), "test/cat/0.png": "77"})  # a test picture has no say
+    images = folder.load(tmp_path)
+    assert images.groups is not None
+    assert images.groups.tolist() == [1 if index % 3 else 0 for index in range(10)]  # 9 comes before 10
+    parts = partition.natural(images.groups, nodes=2)
+    assert [len(part) for part in parts] == [4, 6]
+
+
+def test_nodes_of_held_out_pictures_are_left_out(tmp_path: Path) -> None:
+    names = sorted(pets(tmp_path, test=False))
+    write_nodes(tmp_path, {name: name.split("/")[1] for name in names})
+    images = folder.load(tmp_path)
+    assert images.groups is not None
+    assert torch.equal(images.groups, images.train_y)
+    write_nodes(tmp_path, {name: f"node {index}" for index, name in enumerate(names)})
+    with pytest.raises(FedA2LError, match=r"node 'node \d' has no training sample: all of its samples were held out"):
+        folder.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train/cat/0.png": None}, "has no line for 1 of 10 pictures, the first is train/cat/0.png"),
+        ({"train/cat/9.png": "a"}, "line 12: there is no picture train/cat/9.png"),
+        ({"train/cat/0.png": ""}, "line 2: no node for 'train/cat/0.png'"),
+        ({"train/cat/0.png": "a\ntrain/cat/0.png,b"}, "line 3: train/cat/0.png has a second line"),
+    ],
+)
+def test_nodes_that_are_not_right_are_named(tmp_path: Path, change: dict[str, str | None], message: str) -> None:
+    names = sorted(name for name in pets(tmp_path) if name.startswith("train"))
+    owners = {**dict.fromkeys(names, "a"), **change}
+    write_nodes(tmp_path, {name: node for name, node in owners.items() if node is not None})
+    with pytest.raises(FedA2LError, match=f"nodes.csv.*{message}"):
+        folder.load(tmp_path)
+
+
+def test_nodes_without_their_heading_are_named(tmp_path: Path) -> None:
+    pets(tmp_path)
+    write_nodes(tmp_path, {}, heading="path,writer")
+    with pytest.raises(FedA2LError, match=r"nodes.csv has no column 'node'; expected a first line `path,node`"):
+        folder.load(tmp_path)
+    (tmp_path / "nodes.csv").write_bytes(b"path,node\n\xff,a\n")
+    with pytest.raises(FedA2LError, match=r"nodes.csv cannot be read"):
+        folder.load(tmp_path)
+
+
+def test_pictures_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    pets(tmp_path)
+    draw(tmp_path / "test" / "dog" / "1.png", size=(7, 4))
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("not a picture")
+    path = tmp_path / "train" / "dog" / "3.png"
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(FedA2LError) as error:
+        folder.load(tmp_path)
+    text = str(error.value)
+    assert text.startswith(f"{tmp_path}: 3 of 15 pictures cannot be used: train/dog/3.png (damaged: ")
+    assert "train/dog/notes.txt (not a picture)" in text
+    assert "test/dog/1.png (is 7 x 4, expected 6 x 4 as train/cat/0.png is)" in text
+
+
+def test_no_usable_picture_at_all(tmp_path: Path) -> None:
+    for name in ("train/a/0.png", "train/b/0.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("")
+    with pytest.raises(FedA2LError, match=r"2 of 2 pictures cannot be used: train/a/0.png"):
+        folder.load(tmp_path)
+
+
+def test_a_layout_that_is_not_right_is_named(tmp_path: Path) -> None:
+    def fails(message: str) -> None:
+        with pytest.raises(FedA2LError, match=message):
+            folder.load(tmp_path)
+
+    fails(f"{tmp_path / 'train'} is not a folder; expected FOLDER/train/CLASS/PICTURE")
+    (tmp_path / "train").mkdir()
+    fails(f"{tmp_path / 'train'} holds no class")
+    draw(tmp_path / "train" / "cat" / "0.png")
+    fails("holds only the class 'cat'")
+    (tmp_path / "train" / "dog").mkdir()
+    fails(f"{tmp_path / 'train' / 'dog'} holds no picture")
+    draw(tmp_path / "train" / "dog" / "0.png")
+    stray = draw(tmp_path / "train" / "0.png")
+    assert stray.shape == (3, 4, 6)
+    fails(f"{tmp_path / 'train' / '0.png'} lies outside the folder of a class")
+    (tmp_path / "train" / "0.png").unlink()
+    draw(tmp_path / "test" / "bird" / "0.png")
+    fails(f"{tmp_path / 'test' / 'bird'}: there is no class 'bird' in {tmp_path / 'train'}")
+    draw(tmp_path / "train" / "dog" / "node" / "0.png")
+    fails(f"{tmp_path / 'train' / 'dog' / 'node'} is a folder inside that of a class.*nodes stand in nodes.csv")
+
+
+def test_a_class_may_be_absent_from_the_test(tmp_path: Path) -> None:
+    pets(tmp_path)
+    for path in (tmp_path / "test" / "dog").iterdir():
+        path.unlink()
+    with pytest.raises(FedA2LError, match="dog holds no picture"):  # empty is a mistake, absent is not
+        folder.load(tmp_path)
+    (tmp_path / "test" / "dog").rmdir()
+    assert folder.load(tmp_path).test_y.tolist() == [0, 0]
+
+
+def test_statistics_are_exact_over_many_pictures() -> None:
+    x = RANDOM.integers(0, 256, (600, 2, 3, 3), dtype=np.uint8)
+    mean, std = folder.statistics(x)
+    values = x.astype(np.float64) / 255
+    assert mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-13)
+    assert std == pytest.approx(values.std((0, 2, 3)).tolist(), rel=1e-13)

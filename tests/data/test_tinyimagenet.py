@@ -1,0 +1,429 @@
+"""Tiny ImageNet from a small archive of the same layout: what is read, what is said, and what is kept."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from feda2l import data
+from feda2l.data import catalog, download, pictures, tinyimagenet
+from feda2l.data.tinyimagenet import TINYIMAGENET, TinyImageNet
+from feda2l.errors import FedA2LError, RunFailed
+
+SMALL = dataclasses.replace(TINYIMAGENET, classes=3, train=12, test=2)
+IDS = ("n03", "n01", "n02")  # as wnids.txt has them: not sorted
+TOP = "tiny-imagenet-200"
+KEPT = "tiny-imagenet-200.safetensors"
+GREY, DAMAGED, WIDE = (f"{TOP}/train/{name}" for name in (
+    "n01/images/n01_3.JPEG", "n02/images/n02_5.JPEG", "n03/images/n03_11.JPEG"
+))  # fmt: skip
+
+
+def jpeg(shade: tuple[int, int, int] | int, size: tuple[int, int] = (64, 64)) -> bytes:
+    packed = io.BytesIO()
+    Image.new("L" if isinstance(shade, int) else "RGB", size, shade).save(packed, "JPEG", quality=100)
+    return packed.getvalue()
+
+
+def shade(name: str) -> int:
+    """A red of its own for each picture, far enough from the next to survive JPEG."""
+    own, _, number = Path(name).stem.rpartition("_")
+    return {"n01": 0, "n02": 60, "n03": 120, "val": 180}[own] + 5 * int(number)
+
+
+def members() -> dict[str, bytes]:
+    """The files of a whole archive, one picture of them grey."""
+    annotated = [f"val_{number}.JPEG\t{IDS[number % 3]}\t0\t0\t9\t9" for number in range(6)]
+    files = {
+        "wnids.txt": "\n".join(IDS).encode() + b"\n",
+        "words.txt": b"n01\tgoldfish, Carassius auratus\nn02\tbullfrog\nn03\tgoldfish\nn99\tentity\n",
+        "val/val_annotations.txt": "\n".join([*annotated[3:], *annotated[2::-1]]).encode() + b"\n",
+        "test/images/test_0.JPEG": jpeg(0),
+    }
+    names = [f"train/{own}/images/{own}_{number}.JPEG" for own in IDS for number in range(12)]
+    names += [f"val/images/val_{number}.JPEG" for number in range(6)]
+    files |= {name: jpeg((shade(name), 0, 0)) for name in names}
+    return {f"{TOP}/{name}": content for name, content in files.items()} | {GREY: jpeg(77)}
+
+
+def with_faults(files: dict[str, bytes]) -> dict[str, bytes]:
+    return files | {DAMAGED: files[DAMAGED][:400], WIDE: jpeg((0, 0, 0), (65, 64))}
+
+
+def place(folder: Path, files: dict[str, bytes], kind: str = "zip") -> TinyImageNet:
+    """Put the files into the data folder, as an archive or extracted; the source whose md5 is right for them."""
+    folder.mkdir(exist_ok=True)
+    if kind == "folder":
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        return SMALL
+    with zipfile.ZipFile(folder / "tiny-imagenet-200.zip", "w") as packed:
+        for name, content in files.items():
+            packed.writestr(name, content)
+    md5 = hashlib.md5((folder / "tiny-imagenet-200.zip").read_bytes()).hexdigest()
+    return dataclasses.replace(SMALL, archive=dataclasses.replace(SMALL.archive, md5=md5))
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+@pytest.mark.parametrize("processes", [0, 2])
+def test_pictures_labels_and_names_are_those_of_the_files(
+    tmp_path: Path, kind: str, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "CHUNK", 5)
+    images = tinyimagenet.load(place(tmp_path, members(), kind), tmp_path, processes=processes)
+    assert (images.name, images.input, images.classes, images.scale) == ("tinyimagenet", (3, 64, 64), 3, 255.0)
+    assert (images.train_x.dtype, images.train_y.dtype) == (torch.uint8, torch.int64)
+    assert (images.mean, images.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert images.class_names == ("goldfish n01", "bullfrog", "goldfish n03")  # the sorted ids, each name once
+    assert images.train_y.tolist() == [0] * 12 + [1] * 12 + [2] * 12
+    order = sorted(range(12), key=str)  # the alphabet's order: 0, 1, 10, 11, 2, ...
+    expected = torch.tensor([60 * label + 5 * number for label in range(3) for number in order])
+    grey = order.index(3)
+    assert torch.equal(images.train_x[grey], torch.full((3, 64, 64), 77, dtype=torch.uint8))
+    coloured = torch.arange(36) != grey
+    reds = images.train_x[:, 0].float().mean((1, 2))
+    assert (reds - expected)[coloured].abs().max() < 2
+    assert images.train_x[coloured, 1:].max() < 5
+    assert images.test_y.tolist() == [{"n01": 0, "n02": 1, "n03": 2}[IDS[number % 3]] for number in range(6)]
+    assert (images.test_x[:, 0].float().mean((1, 2)) - torch.arange(6) * 5 - 180).abs().max() < 2
+
+
+def test_faults_are_counted_and_named_and_nothing_is_kept(tmp_path: Path) -> None:
+    files = with_faults(members())
+    del files[f"{TOP}/train/n01/images/n01_0.JPEG"]
+    files[f"{TOP}/train/n01/images/n01_1.JPEG"] = b"<html>"
+    files[f"{TOP}/val/val_annotations.txt"] = files[f"{TOP}/val/val_annotations.txt"].replace(b"n01", b"n99", 1)
+    with pytest.raises(FedA2LError) as error:
+        tinyimagenet.load(place(tmp_path, files), tmp_path)
+    text = str(error.value)
+    assert "5 of 42 pictures cannot be used" in text
+    for part in (
+        f"{TOP}/train/n01/images/n01_0.JPEG (missing)",
+        f"{TOP}/train/n01/images/n01_1.JPEG (not a picture)",
+        f"{DAMAGED} (damaged: ",
+        f"{WIDE} (is 65 x 64, expected 64 x 64)",
+        f"{TOP}/val/images/val_4.JPEG (its class n99 is not in wnids.txt)",
+        "skip_corrupt=True",
+        f"remove {tmp_path / 'tiny-imagenet-200.zip'} and fetch it again",
+    ):
+        assert part in text
+    assert os.listdir(tmp_path) == ["tiny-imagenet-200.zip"]
+    with pytest.raises(FedA2LError, match=f"remove {tmp_path / 'b' / TOP} and fetch it again"):
+        tinyimagenet.load(place(tmp_path / "b", files, "folder"), tmp_path / "b")
+
+
+def test_many_faults_are_named_in_part(tmp_path: Path) -> None:
+    files = {name: content for name, content in members().items() if "/n02/" not in name}
+    source = place(tmp_path, files)
+    with pytest.raises(FedA2LError, match=r"12 of 42 pictures cannot be used: .*n02_0.JPEG .*n02_2.* and 7 more"):
+        tinyimagenet.load(source, tmp_path)
+    with pytest.raises(FedA2LError, match="no train picture of n02 is left"):
+        tinyimagenet.load(source, tmp_path, skip_corrupt=True)
+
+
+def test_a_byte_changed_in_the_archive_is_a_fault(tmp_path: Path) -> None:
+    source = place(tmp_path, members())
+    path = tmp_path / source.archive.name
+    content, changed = path.read_bytes(), members()[f"{TOP}/val/images/val_5.JPEG"]
+    at = content.index(changed) + len(changed) - 40  # Pillow would read it: only the sum in the archive shows it
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(FedA2LError, match=r"1 of 42 .*val_5\.JPEG \(damaged: Bad CRC-32"):
+        tinyimagenet.load(source, tmp_path)
+
+
+def test_faults_are_left_out_when_asked_and_said_each_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = with_faults(members())
+    whole = tinyimagenet.load(place(tmp_path / "whole", members()), tmp_path / "whole")
+    annotations = f"{TOP}/val/val_annotations.txt"
+    files[annotations] = b"".join(line for line in files[annotations].splitlines(True) if b"val_2" not in line)
+    source = place(tmp_path / "a", files)
+    said = "3 of 42 pictures cannot be used: .* left out as asked, 34 training and 5 test pictures are kept"
+    for ask in (True, False):  # from the archive, then from what was kept: asked once, and said again
+        images = tinyimagenet.load(source, tmp_path / "a", skip_corrupt=ask)
+        err = capfd.readouterr().err
+        assert re.search(said, err)
+        assert "val_2.JPEG (no line in val_annotations.txt)" in err
+        names = [f"{own}_{number}" for own in sorted(IDS) for number in sorted(range(12), key=str)]
+        kept = torch.tensor([name not in ("n02_5", "n03_11") for name in names])
+        assert torch.equal(images.train_x, whole.train_x[kept])
+        assert torch.equal(images.train_y, whole.train_y[kept])
+        tested = torch.tensor([0, 1, 3, 4, 5])
+        assert torch.equal(images.test_x, whole.test_x[tested])
+        assert torch.equal(images.test_y, whole.test_y[tested])
+
+
+def change_annotations(change: Callable[[bytes], bytes]) -> dict[str, bytes]:
+    files = members()
+    files[f"{TOP}/val/val_annotations.txt"] = change(files[f"{TOP}/val/val_annotations.txt"])
+    return files
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (change_annotations(lambda text: text + b"val_6.JPEG\tn01\t0"), "line 7: expected a picture .*'val_6.JPEG"),
+        (change_annotations(lambda text: text + b"val_0.JPEG\t\t0"), "line 7: expected a picture"),
+        (change_annotations(lambda text: b"\n" + text), "line 1: expected a picture and its class, found ''"),
+        (change_annotations(lambda text: text + b"val_3.JPEG\tn01\n"), "line 7: val_3.JPEG has a second line"),
+        (change_annotations(lambda text: b"\xff" + text), "val_annotations.txt cannot be read"),
+        (change_annotations(lambda text: text.split(b"\n", 1)[1]), r"1 of 42 .*val_3.JPEG \(no line in val_annot"),
+        (members() | {f"{TOP}/wnids.txt": b"n01\nn02\nn02\n"}, "wnids.txt should name 3 classes, found 2"),
+        ({k: v for k, v in members().items() if "words" not in k}, "does not contain tiny-imagenet-200/words.txt"),
+    ],
+)
+def test_texts_that_are_not_right_are_named(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    with pytest.raises(FedA2LError, match=message):
+        tinyimagenet.load(place(tmp_path, files), tmp_path)
+
+
+def test_a_missing_text_of_the_folder_is_named(tmp_path: Path) -> None:
+    source = place(tmp_path, {k: v for k, v in members().items() if "wnids" not in k}, "folder")
+    with pytest.raises(FedA2LError, match=r"wnids\.txt cannot be read: .*No such file"):
+        tinyimagenet.load(source, tmp_path)
+
+
+def test_a_class_without_a_word_has_its_id(tmp_path: Path) -> None:
+    source = place(tmp_path, members() | {f"{TOP}/words.txt": b"n02\tbullfrog\n\n"})
+    assert tinyimagenet.load(source, tmp_path).class_names == ("n01", "bullfrog", "n03")
+
+
+def test_what_was_kept_is_enough_and_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = place(tmp_path, members())
+    first = tinyimagenet.load(source, tmp_path)
+    (tmp_path / "plain").touch()
+    assert (tmp_path / KEPT).stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert stat.S_ISREG((tmp_path / KEPT).stat().st_mode)
+    (tmp_path / source.archive.name).unlink()
+    monkeypatch.setitem(sys.modules, "PIL", None)  # nothing is decoded
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    second = tinyimagenet.load(source, tmp_path)
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert first.class_names == second.class_names
+    before = (tmp_path / KEPT).read_bytes()
+    second.train_x.zero_()  # a copy on write: the file stays as it is
+    assert (tmp_path / KEPT).read_bytes() == before
+
+
+def rewrite(path: Path, **about: str) -> None:
+    """Change what the kept file says about itself."""
+    with safe_open(path, "pt") as file:
+        known = file.metadata()
+    save_file(load_file(path), path, known | about)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: rewrite(path, version="0"), "version 0, expected 1"),
+        (lambda path: rewrite(path, left_out=json.dumps({"a": "b"})), "43 pictures, expected 42"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not used"),
+        (lambda path: path.write_bytes(b""), "is not used"),
+        (lambda path: save_file({"x": torch.zeros(1)}, path, {"version": "1"}), "is not used"),
+    ],
+)
+def test_a_kept_file_that_is_not_right_is_made_anew(
+    tmp_path: Path, spoil: Callable[[Path], None], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = place(tmp_path, members())
+    tinyimagenet.load(source, tmp_path)
+    good = (tmp_path / KEPT).read_bytes()
+    spoil(tmp_path / KEPT)
+    bad = (tmp_path / KEPT).read_bytes()
+    images = tinyimagenet.load(source, tmp_path, keep=False)
+    assert said in capfd.readouterr().err
+    assert len(images.train_y) == 36
+    assert (tmp_path / KEPT).read_bytes() == bad  # nothing is written when told so
+    tinyimagenet.load(source, tmp_path)
+    assert len((tmp_path / KEPT).read_bytes()) == len(good)
+    capfd.readouterr()
+    tinyimagenet.load(source, tmp_path)
+    assert capfd.readouterr().err == ""
+    spoil(tmp_path / KEPT)
+    (tmp_path / source.archive.name).unlink()
+    with pytest.raises(FedA2LError, match=f"{KEPT} cannot be used and there is nothing else; to place it by hand"):
+        tinyimagenet.load(source, tmp_path)
+
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_tinyimagenet as test
+def wait(*_):
+    print("written", flush=True)
+    time.sleep(60)
+test.tinyimagenet.os.replace = wait
+test.tinyimagenet.load(test.SMALL, Path(sys.argv[2]))
+"""
+
+
+def test_a_write_that_was_interrupted_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+    source = place(tmp_path, members())
+    command = [sys.executable, "-c", INTERRUPTED, str(Path(__file__).parent), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        process.kill()
+    assert not (tmp_path / KEPT).exists()
+    assert len(list(tmp_path.glob(f".partial-*/{KEPT}"))) == 1
+    assert len(tinyimagenet.load(source, tmp_path).train_y) == 36
+    assert (tmp_path / KEPT).exists()
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_tinyimagenet as test
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)
+print(len(test.tinyimagenet.load(test.SMALL, Path(sys.argv[2])).train_y))
+"""
+
+
+def test_a_disk_that_is_full_is_said_and_the_pictures_are_used(tmp_path: Path) -> None:
+    place(tmp_path, members())
+    command = [sys.executable, "-c", LIMITED, str(Path(__file__).parent), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "36\n"
+    assert "the decoded pictures are not kept" in done.stderr
+    assert os.listdir(tmp_path) == ["tiny-imagenet-200.zip"]
+
+
+def test_an_archive_that_is_not_whole_is_said(tmp_path: Path) -> None:
+    source = place(tmp_path, members())
+    path = tmp_path / source.archive.name
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(FedA2LError, match=f"{path} is not a whole archive .* remove it and fetch it again"):
+        tinyimagenet.load(source, tmp_path)
+    with pytest.raises(FedA2LError, match=f"not the official archive: expected md5 {source.archive.md5}"):
+        download.fetch(source.archive, tmp_path)
+
+
+def test_without_pillow_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = place(tmp_path, members())
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(FedA2LError, match=re.escape("pip install 'feda2l[images]'")):
+        tinyimagenet.load(source, tmp_path)
+
+
+def test_a_killed_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = place(tmp_path, members())
+    parent = os.getpid()
+
+    def killed(*_: object) -> str:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "missing"
+
+    monkeypatch.setattr(pictures, "_picture", killed)
+    start = time.monotonic()
+    with pytest.raises(RunFailed, match="was killed, perhaps out of memory"):
+        tinyimagenet.load(source, tmp_path, processes=2)
+    assert time.monotonic() - start < 30
+
+
+def test_the_catalogue_fetches_verifies_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = place(tmp_path, members())
+    entry = dataclasses.replace(
+        data.find("tinyimagenet"),
+        archive=source.archive,
+        load=lambda folder: tinyimagenet.load(source, folder),
+        check=lambda folder: tinyimagenet.load(source, folder, keep=False),
+    )
+    monkeypatch.setitem(catalog.CATALOG, "tinyimagenet", entry)
+    path, kept = tmp_path / source.archive.name, tmp_path / KEPT
+    assert data.fetch("tinyimagenet", tmp_path) == path
+    verdict = data.verify("tinyimagenet", tmp_path)
+    assert verdict.official
+    assert verdict.lines == [f"ok  {path.name}: the official archive, md5 {source.archive.md5}"]
+    assert not kept.exists()
+    data.load("tinyimagenet", tmp_path)
+    assert data.fetch("tinyimagenet", tmp_path) == kept
+    verdict = data.verify("tinyimagenet", tmp_path)
+    assert verdict.official
+    assert "decoded from the official archive" in verdict.lines[1]
+    assert "36 training and 6 test pictures of 3 x 64 x 64, 3 classes" in verdict.lines[2]
+
+    empty = tmp_path / "empty"
+    verdict = data.verify("tinyimagenet", empty)
+    assert not verdict.ok
+    assert verdict.lines[0].startswith(f"BAD {empty / TOP}: missing; to place it by hand, bring http://cs231n")
+    with pytest.raises(FedA2LError, match=f"{empty / TOP} is missing; `feda2l data fetch tinyimagenet --data {empty}`"):
+        data.load("tinyimagenet", empty)
+
+    extracted = tmp_path / "extracted"
+    place(extracted, members(), "folder")
+    verdict = data.verify("tinyimagenet", extracted)
+    assert verdict.ok
+    assert not verdict.official
+    assert "whether the pictures are the official ones is unknown" in verdict.lines[0]
+    assert os.listdir(extracted) == [TOP]
+    assert data.fetch("tinyimagenet", extracted) == extracted / TOP
+    data.load("tinyimagenet", extracted)
+    assert not data.verify("tinyimagenet", extracted).official
+    (extracted / KEPT).write_bytes(b"")
+    assert tinyimagenet.origin(extracted / KEPT) is None
+    assert data.verify("tinyimagenet", extracted).ok  # the folder is still there
+    (extracted / WIDE).write_bytes(b"")
+    verdict = data.verify("tinyimagenet", extracted)
+    assert not verdict.ok
+    assert f"1 of 42 pictures cannot be used: {WIDE} (not a picture)" in verdict.lines[1]
+
+
+def test_the_real_entry_is_the_published_set() -> None:
+    entry = data.find("tinyimagenet")
+    assert entry.archive is TINYIMAGENET.archive
+    assert TINYIMAGENET.pictures == 110_000
+    assert entry.model == "resnet18"
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape"), [("1", (4, 6)), ("L", (4, 6)), ("LA", (4, 6)), ("P", (4, 6, 3)), ("RGBA", (4, 6, 3))]
+)
+def test_modes_of_pictures(tmp_path: Path, mode: str, shape: tuple[int, ...]) -> None:
+    Image.new(mode, (6, 4)).save(tmp_path / "a.png")
+    (found,) = pictures.decode(tmp_path, ["a.png"])
+    assert isinstance(found, np.ndarray)
+    assert found.shape == shape
+
+
+def test_sixteen_bits_are_refused(tmp_path: Path) -> None:
+    Image.new("I;16", (6, 4)).save(tmp_path / "a.png")
+    (found,) = pictures.decode(tmp_path, ["a.png"])
+    assert "has more than 8 bits a channel (mode I;16" in found
+    (tmp_path / "b.png").mkdir()
+    assert list(pictures.decode(tmp_path, ["b.png"])) == ["damaged: Is a directory"]
+
+
+def test_many_pictures_are_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pictures, "FEW", 1)
+    for number in range(3):
+        Image.new("L", (2, 2), number).save(tmp_path / f"{number}.png")
+    found = list(pictures.decode(tmp_path, ["2.png", "0.png", "1.png"]))
+    assert [int(picture.max()) for picture in found if isinstance(picture, np.ndarray)] == [2, 0, 1]
+    assert f"decoding 3 pictures of {tmp_path}" in capfd.readouterr().err
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    list(pictures.decode(tmp_path, ["2.png", "0.png", "1.png"]))
+    assert "3/3" in capfd.readouterr().err
