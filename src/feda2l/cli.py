@@ -76,8 +76,9 @@ def run(
     summary = done.summary
     _print_summary(summary, done.path)
     if (target := summary.get("target")) and target["round"] is None:
+        wanted = target[summary["metric"]]
         raise RunFailed(
-            f"evaluation.target = {target['accuracy']:g} was never reached in {summary['rounds']} rounds (trailing "
+            f"evaluation.target = {wanted:g} was never reached in {summary['rounds']} rounds (trailing "
             f"mean over {target['smoothing']} evaluations); the run is complete, its records are in {done.path}"
         )
 
@@ -192,34 +193,46 @@ def _fail(message: str, code: int) -> None:
 
 
 def _show_partition(spec: Any, data: Path | None, out: Path | None) -> None:
-    from feda2l.data import load
+    import torch
+
     from feda2l.data.partition import table
-    from feda2l.experiment.assemble import partition_of
+    from feda2l.experiment.datasets import load_data
+    from feda2l.experiment.deal import partition_of
     from feda2l.report.plots import plot_partition
     from feda2l.report.tables import partition_table
 
-    images = load(spec.data.name, data)
     with spec.at_fault():
-        parts = partition_of(spec, images)
-    counts = table(images.train_y, parts, images.classes)
-    Console().print(partition_table(counts, images.class_names))
+        dataset = load_data(spec.data, data)
+        parts = partition_of(spec, dataset)
+    names = dataset.class_names
+    # of series: who holds whose windows
+    own = dataset.train.targets(torch.arange(len(dataset.train))) if dataset.classes else dataset.groups
+    if own is None:
+        raise FedA2LError(f"{spec.data.name}: has neither classes nor groups to show")
+    counts = table(own, parts, len(names))
+    Console().print(partition_table(counts, names))
     path = Path(f"{spec.name}-partition.png") if out is None else Path(f"{out}-partition.png")
     skew = f" {spec.data.alpha:g}" if spec.data.partition == "dirichlet" else ""
-    title = f"{spec.data.name}, {spec.data.nodes} nodes, {spec.data.partition}{skew}"
-    plot_partition(counts, images.class_names, title, path)
+    title = f"{spec.data.name}, {len(parts)} nodes, {spec.data.partition}{skew}"
+    plot_partition(counts, names, title, path)
     print(f"figure: {path}")
 
 
 def _print_summary(summary: dict[str, Any], path: Path) -> None:
-    accuracy, final = summary["accuracy"], summary["final"]
+    metric, final = summary["metric"], summary["final"]
+    values = summary[metric]
     lines = [
-        f"{summary['name']}: {summary['rounds']} rounds, accuracy {accuracy['final']:.4f} "
-        f"(nodes: std {final['accuracy_std']:.4f}, worst {final['accuracy_worst']:.4f}), "
-        f"best {accuracy['best']:.4f} in round {accuracy['best_round']}"
+        f"{summary['name']}: {summary['rounds']} rounds, {metric} {values['final']:.4f} "
+        f"(nodes: std {final[f'{metric}_std']:.4f}, worst {final[f'{metric}_worst']:.4f}), "
+        f"best {values['best']:.4f} in round {values['best_round']}"
     ]
+    if "naive" in summary:
+        naive = ", ".join(f"{name} {errors['mse']:.4f}" for name, errors in summary["naive"].items())
+        lines[0] += f"; mae {final['mae']:.4f}"
+        lines.append(f"naive forecasts, mse: {naive}")
     if (target := summary.get("target")) and target["round"]:
         time = f" after {target['seconds']:.1f} s" if "seconds" in target else ""
-        lines.append(f"target {target['accuracy']:g} reached in round {target['round']}{time}")
+        lines.append(f"target {target[metric]:g} reached in round {target['round']}{time}")
     seconds = summary["seconds"]
     parts = ", ".join(f"{part} {seconds[part]:.1f}" for part in seconds)
     lines += [f"seconds: {parts}; sent {summary['bytes_sent'] / 1e6:,.1f} MB", f"records: {path}"]
@@ -227,17 +240,24 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
 
 
 def _scores(scores: dict[str, Any], node: int | None) -> Table:
-    nodes = scores["nodes"]["accuracy"]
-    if node is not None and not 0 <= node < len(nodes):
-        raise FedA2LError(f"--node {node}: the run has nodes 0 to {len(nodes) - 1}")
+    columns = [name for name in ("accuracy", "mse", "mae", "test_loss") if name in scores["nodes"]]
+    count = len(scores["nodes"]["test_loss"])
+    if node is not None and not 0 <= node < count:
+        raise FedA2LError(f"--node {node}: the run has nodes 0 to {count - 1}")
     table = Table(title=f"after round {scores['round']}")
-    for column in ("model", "accuracy", "loss"):
-        table.add_column(column, justify="right" if column != "model" else "left")
-    for number, (accuracy, loss) in enumerate(zip(nodes, scores["nodes"]["test_loss"], strict=True)):
+    table.add_column("model")
+    for column in columns:
+        table.add_column(column.removeprefix("test_"), justify="right")
+
+    def add(model: str, values: list[float], style: str | None = None) -> None:
+        table.add_row(model, *(f"{value:.4f}" for value in values), style=style)
+
+    for number in range(count):
         if node in (None, number):
-            table.add_row(f"node {number}", f"{accuracy:.4f}", f"{loss:.4f}")
+            add(f"node {number}", [scores["nodes"][column][number] for column in columns])
     if node is None:
-        table.add_row("mean of nodes", f"{scores['accuracy']:.4f}", f"{scores['test_loss']:.4f}", style="bold")
-        if "mean_model_accuracy" in scores:
-            table.add_row("mean model", f"{scores['mean_model_accuracy']:.4f}", f"{scores['mean_model_loss']:.4f}")
+        add("mean of nodes", [scores[column] for column in columns], style="bold")
+        means = [f"mean_model_{column.removeprefix('test_')}" for column in columns]
+        if means[0] in scores:
+            add("mean model", [scores[name] for name in means])
     return table

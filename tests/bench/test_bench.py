@@ -13,7 +13,8 @@ from feda2l.bench.plain_loop import PlainLoop
 from feda2l.data import Images
 from feda2l.data.images import digits
 from feda2l.errors import FedA2LError
-from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.assemble import Assembled, assemble, populate
+from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.simulator import Simulator, one_thread
 

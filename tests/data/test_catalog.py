@@ -190,7 +190,7 @@ def test_an_archive_is_enough_and_settles_what_is_official(tmp_path: Path, monke
 def test_names_are_explained() -> None:
     with pytest.raises(FedA2LError, match=r"data\.name = 'cifar-10' is unknown; did you mean 'cifar10'"):
         data.load("cifar-10")
-    assert [entry.model for entry in data.CATALOG.values()] == ["mlp", "cnn", "cnn", "resnet18"]
+    assert [entry.model for entry in data.CATALOG.values()] == ["mlp", "cnn", "cnn", "resnet18", "timer", "timer"]
     assert data.find("cifar10").source.startswith("https://")
 
 

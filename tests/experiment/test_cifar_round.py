@@ -7,7 +7,7 @@ import torch
 
 import feda2l
 from feda2l import data
-from feda2l.experiment.assemble import deal, partition_of
+from feda2l.experiment.deal import deal, partition_of
 from feda2l.experiment.spec import Spec
 
 GOLDEN = [6630, 3448, 6186, 3102, 1060, 6377, 8199, 2853, 5184, 6961]  # spec B.4: CIFAR-10, 10 nodes, alpha .1

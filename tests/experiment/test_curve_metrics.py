@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from feda2l.experiment.metrics import best_accuracy, rounds_to_grid, rounds_to_target, trailing_mean
+from feda2l.experiment.metrics import best_value, rounds_to_grid, rounds_to_target, trailing_mean
 from feda2l.report.metrics import RoundsToTarget, mean_and_std, rounds_over_seeds
 
 
@@ -43,20 +43,20 @@ def test_the_window_counts_evaluations_not_rounds():
     assert rounds_to_target(curve, 0.5, 4) is None
 
 
-def test_best_accuracy_three_ways():
+def test_best_value_three_ways():
     curve = [0.1, 0.7, 0.7, 0.2, *[0.5] * 10]
-    best = best_accuracy(curve, window=2)
+    best = best_value(curve, window=2)
     assert best["best"] == 0.7
     assert best["best_round"] == 2  # the first of equals
     assert best["best_smoothed"] == pytest.approx(0.7)
     assert best["last_10"] == pytest.approx(0.5)
-    assert best_accuracy([None, 0.4, None, 0.2], window=3) == {
+    assert best_value([None, 0.4, None, 0.2], window=3) == {
         "best": 0.4,
         "best_round": 2,
         "best_smoothed": None,
         "last_10": pytest.approx(0.3),
     }
-    assert set(best_accuracy([None, None], window=3).values()) == {None}
+    assert set(best_value([None, None], window=3).values()) == {None}
 
 
 def test_rounds_for_a_grid_of_targets():

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from feda2l import data
-from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.assemble import Assembled, assemble, populate
+from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.population import Population
 from feda2l.simulate.simulator import Simulator

@@ -11,7 +11,8 @@ from torch import nn
 import feda2l
 from feda2l import data
 from feda2l.algorithms import ALGORITHMS
-from feda2l.experiment.assemble import Loaded, assemble, populate
+from feda2l.experiment.assemble import assemble, populate
+from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.search import search
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from rounds_on_devices import CPU, SMALL, difference, merged, rounds
 
 import feda2l
 from feda2l import data
-from feda2l.experiment.assemble import Assembled, Loaded, assemble
+from feda2l.experiment.assemble import Assembled, assemble
+from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
 from feda2l.simulate import population as population_module
 from feda2l.simulate.engine import Engine
@@ -94,9 +96,9 @@ def _float64_engine(run: Assembled, population: Population) -> Engine:
     member = run.simulation.member
     normalise = member.training.samples.normalise
     if population.device == CPU:
-        samples = member.training.samples._replace(normalise=lambda x: normalise(x).double())
+        samples = replace(member.training.samples, normalise=lambda x: normalise(x).double())
         object.__setattr__(member.training, "samples", samples)
-        object.__setattr__(member, "test", member.test._replace(normalise=lambda x: normalise(x).double()))
+        object.__setattr__(member, "test", replace(member.test, normalise=lambda x: normalise(x).double()))
         return Rows(run.model, population, [member])
     from feda2l.simulate.cuda_graphs import CudaGraphs
 

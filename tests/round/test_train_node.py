@@ -7,14 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feda2l.data.samples import Labelled
 from feda2l.layers import find_layers, layer_groups
 from feda2l.models import build
 from feda2l.round import train
 from feda2l.round.states import Layout
-from feda2l.round.train import Hyperparameters, Samples, Training, train_node
+from feda2l.round.train import Hyperparameters, Training, train_node
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-SAMPLES = Samples(
+SAMPLES = Labelled(
     torch.randint(0, 17, (120, 1, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8),
     torch.randint(0, 10, (120,), generator=torch.Generator().manual_seed(2)),
     lambda x: x.float() / 8 - 1,

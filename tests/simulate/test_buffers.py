@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import feda2l
-from feda2l.experiment.assemble import new_model
+from feda2l.experiment.assemble import Shape, new_model
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.engine import EVALUATION_BATCH
 from feda2l.simulate.population import averaged_buffers, point
@@ -31,6 +31,12 @@ STATISTICS = ["norm.running_mean", "norm.running_var", "last.running_mean", "las
 COUNTS = ["norm.num_batches_tracked", "last.num_batches_tracked"]
 PARAMETERS = 40 + 8 + 288 + 1450
 VALUES = 2 * 4 + 2 * 144
+
+
+def start_of(settings: dict) -> nn.Module:
+    """The model that every node of a run starts from."""
+    spec = Spec.parse(settings)
+    return new_model(spec.model.name or "mlp", spec.seed, Shape((1, 8, 8), 10))
 
 
 def spec(model: str, policy: str, **more) -> dict:
@@ -61,7 +67,7 @@ def trained_buffers(start, settings: dict) -> dict[str, Tensor]:
 
 
 def test_only_running_means_and_variances_are_averaged(module):
-    model = new_model(Spec.parse(spec(f"{module(NET)}:Net", "average")), classes=10, input=(1, 8, 8))
+    model = start_of(spec(f"{module(NET)}:Net", "average"))
     assert averaged_buffers(model) == STATISTICS
 
 
@@ -115,7 +121,7 @@ def test_recalibrate_is_a_cumulative_pass_over_the_nodes_own_samples(start, modu
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
     population, member = simulator.engine.population, simulator.simulations[0].member
-    model = copy.deepcopy(new_model(Spec.parse(settings), classes=10, input=(1, 8, 8)))
+    model = copy.deepcopy(start_of(settings))
     x = member.training.samples.normalise(member.training.samples.x)
     for node in range(nodes):
         point(model, [view.clone() for view in population.layout.views(population.base[node])], {})
@@ -159,8 +165,8 @@ def test_every_node_is_scored_with_its_own_statistics_and_the_mean_model_with_th
     ((completed,),) = simulator.rounds()
     population, member = simulator.engine.population, simulator.simulations[0].member
     assert torch.equal(population.base[0], population.base[3])  # a full graph: the parameters are equal
-    model = new_model(Spec.parse(settings), classes=10, input=(1, 8, 8)).eval()
-    x, y, normalise = member.test
+    model = start_of(settings).eval()
+    x, y, normalise = member.test.x, member.test.y, member.test.normalise
     mean = {name: values.double().mean(dim=0).to(values.dtype) for name, values in population.buffers.items()}
     accuracies = []
     for own in [*({n: v[node] for n, v in population.buffers.items()} for node in range(4)), mean]:

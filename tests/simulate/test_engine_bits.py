@@ -163,7 +163,7 @@ def test_scores_are_those_of_a_plain_loop(start, model, engine):
     jobs += [ScoreJob(node, 0, node, local=True) for node in range(3)]
     for job, score in zip(jobs, simulator.engine.score(jobs), strict=True):
         expected = plain_score(simulator, job)
-        assert score.correct == expected.correct
+        assert score.tally == expected.tally
         assert score.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
@@ -174,7 +174,7 @@ def test_evaluation_in_pieces_counts_every_sample_once(start):
     assert len(member.local[0]) > 1000
     (score,) = simulator.engine.score([ScoreJob(0, 0, 0, local=True)])
     expected = plain_score(simulator, ScoreJob(0, 0, 0, local=True))
-    assert score.correct == expected.correct
+    assert score.tally == expected.tally
     assert score.loss == pytest.approx(expected.loss, rel=1e-5)
 
 

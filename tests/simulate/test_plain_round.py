@@ -55,7 +55,8 @@ def plain(settings: dict[str, Any], member: Member, template: nn.Module) -> Iter
     near, rule, how = NEAR[settings["topology"]["name"]], settings["rates"], settings["training"]
     kind, policy = how.get("optimizer", "sgd"), how.get("momentum_state", "keep")
     sizes = [len(shard) for shard in member.shards]
-    x, y, normalise = member.training.samples
+    samples = member.training.samples
+    x, y, normalise = samples.x, samples.y, samples.normalise
 
     def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
         more = {"momentum": 0.9} if kind == "sgd" else {}

@@ -132,7 +132,7 @@ def test_local_evaluation_is_on_what_a_node_holds_and_does_not_train_on(start, e
     assert record[f"{prefix}accuracy_worst"] == pytest.approx(min(each), abs=1e-12)
     assert ("mean_model_accuracy" in record) == (on == "both")
     if on == "both":
-        x, y, normalise = member.test
+        x, y, normalise = member.test.x, member.test.y, member.test.normalise
         tested = [accuracy(simulator, row, normalise(x), y) for row in simulator.engine.population.base]
         assert record["nodes"]["accuracy"] == pytest.approx(tested, abs=1e-12)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import feda2l
-from feda2l.experiment.assemble import new_model
+from feda2l.experiment.assemble import Shape, new_model
 from feda2l.experiment.spec import Spec
 from feda2l.models import build
 from feda2l.simulate.engine import Rows
@@ -34,6 +34,12 @@ TRAINED = ["scale", "encode.weight", "decode.bias", "head.weight", "head.bias"]
 PARAMETERS = 1 + 144 + 12 + 130
 
 
+def start_of(settings: dict) -> nn.Module:
+    """The model that every node of a run starts from."""
+    spec = Spec.parse(settings)
+    return new_model(spec.model.name or "mlp", spec.seed, Shape((1, 8, 8), 10))
+
+
 def spec(model: str, rounds: int = 2, **more) -> dict:
     return {
         "rounds": rounds,
@@ -52,7 +58,8 @@ def plain_rounds(simulator, template: nn.Module, rounds: int) -> list[nn.Module]
     optimizers = [
         torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=0.05, momentum=0.9) for m in models
     ]
-    x, y, normalise = member.training.samples
+    samples = member.training.samples
+    x, y, normalise = samples.x, samples.y, samples.normalise
     for round in range(1, rounds + 1):
         for node, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             model.train()
@@ -79,7 +86,7 @@ def test_frozen_tied_and_bare_parameters_train_as_in_a_plain_loop(start, module,
     simulation, layout = simulator.simulations[0], simulator.engine.population.layout
     assert [slot.name for slot in layout.slots] == TRAINED
     assert [layer.name for layer in simulation.layers] == ["scale", "encode", "decode", "head"]
-    template = new_model(Spec.parse(settings), classes=10, input=(1, 8, 8))
+    template = start_of(settings)
     expected = plain_rounds(simulator, template, rounds=2)
     records = [completed[0].record for completed in simulator.rounds()]
     for node, model in enumerate(expected):
@@ -214,7 +221,7 @@ def test_a_sequential_with_more_to_it_is_trained_as_it_is_written(start, module,
     settings = spec(f"{module(source)}:Net", rounds=1)
     simulator = start(settings)
     assert isinstance(simulator.engine, Rows)
-    template = new_model(Spec.parse(settings), classes=10, input=(1, 8, 8))
+    template = start_of(settings)
     expected = plain_rounds(simulator, template, rounds=1)
     batched = start(settings | {"runtime": {"engine": "batched"}})
     for each in (simulator, batched):

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from feda2l.bench.plain_loop import PlainLoop
 from feda2l.bench.works import Result, note, pictures
 from feda2l.data import Images
-from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.assemble import Assembled, assemble, populate
+from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.engine import ScoreJob
 from feda2l.simulate.simulator import Simulator

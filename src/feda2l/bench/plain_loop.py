@@ -33,10 +33,9 @@ class PlainLoop:
     def of(cls, run: Assembled, batches: Sequence[Sequence[Any]] | None = None) -> Self:
         """The same work as a run's; `batches` fixes each node's batches (positions in its shard), by default drawn."""
         training, shards = run.simulation.member.training, run.simulation.member.shards
-        x, y, normalise = training.samples
         loaders = []
         for node, shard in enumerate(shards):
-            own = TensorDataset(normalise(x[shard]), y[shard])
+            own = TensorDataset(training.samples.inputs(shard), training.samples.targets(shard))
             if batches is None:
                 loader = DataLoader(own, training.batch_size, shuffle=True, drop_last=training.drop_last)
             else:

@@ -14,7 +14,8 @@ import torch
 from feda2l.bench.plain_loop import PlainLoop
 from feda2l.data import Images
 from feda2l.data.images import digits
-from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.assemble import Assembled, assemble, populate
+from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
 from feda2l.topology import build, build_mixing

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from feda2l.data import cifar, download, images, tinyimagenet
+from feda2l.data import beijing, cifar, download, exchange_rate, images, tinyimagenet
 from feda2l.data.download import Archive, data_folder, digest
-from feda2l.data.images import Images
+from feda2l.data.samples import Dataset
+from feda2l.data.series import Series
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
 
@@ -27,9 +28,9 @@ class Entry:
     name: str
     description: str
     model: str
-    load: Callable[[Path], Images]
+    load: Callable[..., Dataset]
     archive: Archive | None = None
-    check: Callable[[Path], Images] | None = None
+    check: Callable[[Path], Dataset] | None = None
 
     @property
     def source(self) -> str:
@@ -63,7 +64,26 @@ CATALOG: dict[str, Entry] = {
             tinyimagenet.TINYIMAGENET.archive,
             partial(tinyimagenet.load, tinyimagenet.TINYIMAGENET, keep=False),
         ),
+        Entry(
+            "exchange_rate",
+            "daily rates of 8 currencies, a node each: 5,879 + 1,325 windows",
+            "timer",
+            exchange_rate.load,
+            exchange_rate.ARCHIVE,
+        ),
+        Entry(
+            "beijing_air_quality",
+            "hourly air quality at 12 stations, a node each: 35,822 windows of 11 variates",
+            "timer",
+            beijing.load,
+        ),
     )
+}
+
+# those that are forecast: their loaders take `lengths`, `train_fraction` and `stride`
+SERIES: dict[str, Callable[..., Series]] = {
+    "exchange_rate": exchange_rate.load,
+    "beijing_air_quality": beijing.load,
 }
 
 
@@ -105,10 +125,10 @@ def find(name: str) -> Entry:
     return look_up(name, CATALOG, "data.name")
 
 
-def load(name: str, folder: Folder = None) -> Images:
+def load(name: str, folder: Folder = None) -> Dataset:
     """The data set as tensors, from files already in the data folder; nothing is downloaded."""
     entry = find(name)
-    return entry.load(data_folder(folder) if entry.archive else Path())
+    return entry.load(data_folder(folder) if entry.archive or name in SERIES else Path())
 
 
 def fetch(name: str, folder: Folder = None) -> Path:
@@ -135,10 +155,8 @@ def verify(name: str, folder: Folder = None) -> Verdict:
     except FedA2LError as error:
         return Verdict(name, (*findings, Finding(name, str(error), ok=False)))
     shape = " x ".join(map(str, data.input))
-    text = (
-        f"{len(data.train_y)} training and {len(data.test_y)} test pictures of {shape}, {data.classes} classes, "
-        f"{entry.source}"
-    )
+    what = f"windows of {shape}" if data.classes is None else f"pictures of {shape}, {data.classes} classes"
+    text = f"{len(data.train)} training and {len(data.test)} test {what}, {entry.source}"
     return Verdict(name, (*findings, Finding(name, text, official=all(finding.official for finding in findings))))
 
 

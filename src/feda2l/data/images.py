@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feda2l.data.samples import Labelled
+
 
 @dataclass(frozen=True)
 class Images:
@@ -27,6 +29,19 @@ class Images:
     std: tuple[float, ...]
     class_names: tuple[str, ...]
     groups: Tensor | None = None
+
+    @property
+    def train(self) -> Labelled:
+        return Labelled(self.train_x, self.train_y, self.normalise, self.affine)
+
+    @property
+    def test(self) -> Labelled:
+        return Labelled(self.test_x, self.test_y, self.normalise, self.affine)
+
+    @property
+    def test_groups(self) -> None:
+        """Every node is tested with the whole test set."""
+        return None
 
     @property
     def input(self) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Data sets of time series: the rows of every node once, and windows that are gathered when they are needed."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -56,6 +56,23 @@ class Series:
     stds: Tensor
 
     @property
+    def train(self) -> "Windows":
+        return Windows(self.rows, self.train_starts, self.lengths)
+
+    @property
+    def test(self) -> "Windows":
+        return Windows(self.rows, self.test_starts, self.lengths)
+
+    @property
+    def classes(self) -> None:
+        """A forecast is numbers."""
+        return None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
     def channels(self) -> int:
         """How many variates a row has."""
         return len(self.variates)
@@ -74,6 +91,11 @@ class Series:
         """The node id of each training window for a natural partition, as `Images.groups`."""
         return self.train_node
 
+    @property
+    def test_groups(self) -> Tensor:
+        """The node id of each test window: nodes differ in scale, so each is tested with its own."""
+        return self.test_node
+
     def batch(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         """What a model sees [n, input, channels] and what it should forecast [n, horizon, channels]."""
         both = windows(self.rows, starts, self.lengths.window)
@@ -83,6 +105,27 @@ class Series:
         """Values of one node [..., channels] in the units of the file: value std + mean."""
         mean, std = (table[node].to(values) for table in (self.means, self.stds))
         return values * std + mean
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows as samples: what is seen, and what follows it; gathered from the rows when they are asked for."""
+
+    rows: Tensor
+    starts: Tensor
+    lengths: Lengths
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def inputs(self, index: Tensor) -> Tensor:
+        return windows(self.rows, self.starts[index], self.lengths.input)
+
+    def targets(self, index: Tensor) -> Tensor:
+        return windows(self.rows, self.starts[index] + self.lengths.input, self.lengths.horizon)
+
+    def to(self, device: torch.device) -> "Windows":
+        return replace(self, rows=self.rows.to(device), starts=self.starts.to(device))
 
 
 def windows(rows: Tensor, starts: Tensor, length: int) -> Tensor:

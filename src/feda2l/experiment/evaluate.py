@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from feda2l import data as datasets
-from feda2l.experiment.assemble import Loaded, assemble, populate
+from feda2l.experiment.assemble import assemble, populate
+from feda2l.experiment.datasets import Loaded, load_data
 from feda2l.experiment.device import find_device
 from feda2l.experiment.run import Run
 from feda2l.simulate.checkpoint import restore
@@ -15,8 +15,8 @@ def evaluate(path: str | Path, data: str | Path | None = None) -> dict[str, Any]
     """Accuracy and loss of every node's aggregated model and of the mean model, and the accuracy by class."""
     done = Run(path)
     checkpoint = done.checkpoint
-    images = datasets.load(done.spec.data.name, data)
-    assembled = assemble(done.spec, Loaded.of(images, find_device(done.spec.runtime)))
+    dataset = load_data(done.spec.data, data)
+    assembled = assemble(done.spec, Loaded.of(dataset, find_device(done.spec.runtime)))
     engine = populate([assembled])
     restore(assembled.simulation, checkpoint)
     engine.start(done.spec.runtime.workers)

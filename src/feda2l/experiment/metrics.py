@@ -1,4 +1,4 @@
-"""What one run's accuracy curve comes to: rounds to a target, best accuracy, time to the target."""
+"""What one run's curve comes to: rounds to a target, the best value. Accuracies rise, errors (`falls`) fall."""
 
 from collections.abc import Sequence
 from math import fsum
@@ -14,35 +14,38 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float | None]:
     return [None if end < window else fsum(values[end - window : end]) / window for end in ends]
 
 
-def rounds_to_target(accuracy: Sequence[float | None], target: float, window: int) -> int | None:
+def rounds_to_target(curve: Sequence[float | None], target: float, window: int, *, falls: bool = False) -> int | None:
     """The first round (1-based) whose trailing mean reaches the target; None if it never does (censored).
 
-    `accuracy` has an entry a round, None where none was measured. The window counts evaluations, so with fewer
+    `curve` has an entry a round, None where none was measured. The window counts evaluations, so with fewer
     than one a round it spans more rounds. No value below the window's length is possible.
 
     >>> rounds_to_target([0.1, 0.3, 0.5, 0.7], target=0.4, window=2)
     3
+    >>> rounds_to_target([0.9, 0.5, 0.4], target=0.5, window=2, falls=True)
+    3
     """
-    measured = [(round, value) for round, value in enumerate(accuracy, start=1) if value is not None]
+    measured = [(round, value) for round, value in enumerate(curve, start=1) if value is not None]
     smoothed = trailing_mean([value for _, value in measured], window)
     for (round, _), value in zip(measured, smoothed, strict=True):
-        if value is not None and value >= target:
+        if value is not None and (value <= target if falls else value >= target):
             return round
     return None
 
 
-def best_accuracy(accuracy: Sequence[float | None], window: int) -> dict[str, float | int | None]:
-    """Best accuracy three ways: of the raw curve (the paper's), of the smoothed one, and the last ten's mean."""
-    measured = [(value, -round) for round, value in enumerate(accuracy, start=1) if value is not None]
+def best_value(curve: Sequence[float | None], window: int, *, falls: bool = False) -> dict[str, float | int | None]:
+    """The best three ways: of the raw curve (the paper's), of the smoothed one, and the last ten's mean."""
+    measured = [(value, round) for round, value in enumerate(curve, start=1) if value is not None]
     if not measured:
         return {"best": None, "best_round": None, "best_smoothed": None, "last_10": None}
     values = [value for value, _ in measured]
-    best, round = max(measured)
+    better = min if falls else max
+    best = better(values)
     smoothed = [value for value in trailing_mean(values, window) if value is not None]
     return {
         "best": best,
-        "best_round": -round,
-        "best_smoothed": max(smoothed, default=None),
+        "best_round": next(round for value, round in measured if value == best),
+        "best_smoothed": better(smoothed, default=None),
         "last_10": fsum(values[-10:]) / len(values[-10:]),
     }
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.experiment.assemble import Assembled, Loaded, assemble, populate
+from feda2l.experiment.assemble import Assembled, Shape, assemble, populate
+from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.environment import environment
 from feda2l.experiment.progress import RunProgress
 from feda2l.experiment.records import RunFolder
@@ -123,8 +124,7 @@ class Pack:
             engine=engine,
             device=_device_name(assembled.device),
             pack=len(self.members),
-            classes=assembled.images.classes,
-            input=assembled.images.input,
+            **Shape.of(assembled.dataset)._asdict(),
         )
         folder.write(folder.environment, _json(facts))
 
@@ -189,7 +189,7 @@ class Pack:
                 simulation = assembled.simulation
                 by_class = simulation.class_accuracy or simulator.evaluate(simulation).get("class_accuracy")
                 if by_class:
-                    summary["class_accuracy"] = dict(zip(assembled.images.class_names, by_class, strict=True))
+                    summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
             else:
                 failures.append(RunFailed(_diverged(assembled)))
             folder.write_tables()

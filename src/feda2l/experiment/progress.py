@@ -42,8 +42,8 @@ class RunProgress:
     def update(self, record: dict[str, Any], rate: float) -> None:
         """Show a completed round."""
         self.round = record["round"]
-        accuracy = record.get("accuracy")
-        status = f"loss {record['train_loss']:.3f}" if accuracy is None else f"accuracy {accuracy:.3f}"
+        metric = next((name for name in ("accuracy", "mse") if record.get(name) is not None), "train_loss")
+        status = f"{metric.removeprefix('train_')} {record[metric]:.4g}"
         status += f"  rate {rate:.2g}"
         if self.bar and self.task is not None:
             self.bar.update(self.task, completed=self.round, status=status)

@@ -10,9 +10,11 @@ from typing import Any
 
 from feda2l.errors import FedA2LError, RunFailed
 
-ROUND_COLUMNS = ("train_loss", "accuracy", "test_loss", "local_accuracy", "local_test_loss", "bytes_sent")
+SCORES = ("accuracy", "mse", "mae", "test_loss")
+ROUND_COLUMNS = ("train_loss", *SCORES, *(f"local_{name}" for name in SCORES), "bytes_sent")
 MULTIPLIERS = ("multiplier_min", "multiplier_max", "multiplier_change")
-RUN_COLUMNS = ("mean_model_accuracy", "mean_model_loss", "disagreement", *MULTIPLIERS)
+MEAN_MODEL = ("mean_model_accuracy", "mean_model_mse", "mean_model_mae", "mean_model_loss")
+RUN_COLUMNS = (*MEAN_MODEL, "disagreement", *MULTIPLIERS)
 # of a round without evaluation
 UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", *MULTIPLIERS, "nodes", "layers"}
 LAYER_COLUMNS = ("rate", "multiplier", "sigma", "zeta")

@@ -1,7 +1,7 @@
 """Runs: from specs to run folders. What the command line calls, and a notebook."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import nn
 
-from feda2l import data as datasets
 from feda2l.errors import FedA2LError
-from feda2l.experiment.assemble import Loaded, new_model, pack_key
+from feda2l.experiment.assemble import Shape, new_model, pack_key
+from feda2l.experiment.datasets import Loaded, data_key, load_data
 from feda2l.experiment.device import find_device
 from feda2l.experiment.pack import OnRound, run_packed
 from feda2l.experiment.records import RunFolder
@@ -71,7 +71,8 @@ class Run:
         """One node's aggregated model, or the mean model of all nodes, from the last checkpoint."""
         state = self.state(node)
         facts = json.loads(self.folder.environment.read_text())
-        model = new_model(self.spec, classes=facts["classes"], input=tuple(facts["input"]))
+        shape = Shape(tuple(facts["input"]), facts["classes"], facts.get("horizon"))
+        model = new_model(self.spec.model.name, self.spec.seed, shape)
         model.load_state_dict(state, strict=False)  # frozen parameters are the model's own
         return model.eval()
 
@@ -142,15 +143,15 @@ def run(
     packs: dict[Any, list[int]] = {}
     for number, spec in enumerate(wanted):
         packs.setdefault(pack_key(spec), []).append(number)
-    loaded: dict[tuple[str, torch.device], Loaded] = {}
+    loaded: dict[tuple[Hashable, torch.device], Loaded] = {}
     failures = []
     for numbers in packs.values():
         first = wanted[numbers[0]]
         with first.at_fault():
             device = find_device(first.runtime)
-        place = first.data.name, device
-        if place not in loaded:
-            loaded[place] = Loaded.of(datasets.load(first.data.name, data), device)
+            place = data_key(first.data), device
+            if place not in loaded:
+                loaded[place] = Loaded.of(load_data(first.data, data), device)
         members = [(wanted[i], folders[i]) for i in numbers]
         failures += run_packed(members, loaded[place], resume=resume, on_round=on_round, progress=progress)
     if failures and single:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, Val
 
 from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.data import CATALOG
+from feda2l.data.catalog import SERIES
 from feda2l.errors import FedA2LError
 from feda2l.experiment.reading import Source, explain, read_toml, with_sets
 from feda2l.imports import import_object
@@ -37,24 +38,43 @@ class Section(BaseModel):
 class DataSpec(Section):
     """What is learned from, and how it is dealt to the nodes."""
 
-    name: str = Field(default="digits", description="data set, see `feda2l list datasets`")
-    nodes: Count = Field(default=10, description="number of nodes")
-    partition: Literal["iid", "dirichlet", "pathological", "shards", "natural"] = Field(
-        default="dirichlet", description="how samples are dealt to nodes"
+    name: str = Field(
+        default="digits", description='data set, see `feda2l list datasets`; folder, csv or "package.module:function"'
     )
-    alpha: Positive = Field(default=0.1, description="of dirichlet: smaller is more skewed")
+    path: str | None = Field(default=None, description="of folder and csv: where the data lie")
+    target: str | None = Field(default=None, description="of csv: the column of the class; without it, a series")
+    node: str | None = Field(default=None, description="of csv: the column that says whose row it is")
+    columns: tuple[str, ...] | None = Field(default=None, description="of csv: what is learned from; default the rest")
+    test_share: Share = Field(default=0.2, description="of folder and csv without a test part: what is held out")
+    input_length: Count = Field(default=96, description="of series: rows that a forecast is made from")
+    horizon: Count = Field(default=96, description="of series: rows that are forecast")
+    stride: Count = Field(default=1, description="of series: rows between the starts of two windows")
+    nodes: Count = Field(default=10, description="number of nodes")
+    partition: Literal["iid", "dirichlet", "pathological", "shards", "natural", "time", "cluster"] = Field(
+        default="dirichlet", description="how samples are dealt to nodes; of series: natural"
+    )
+    alpha: Positive = Field(default=0.1, description="of dirichlet and cluster: smaller is more skewed")
+    clusters: Count = Field(default=10, description="of cluster: kinds of windows")
     classes_per_node: Count = Field(default=2, description="of pathological")
     shards_per_node: Count = Field(default=2, description="of shards")
     partition_seed: int = Field(default=1, ge=0, description="the paper keeps one partition for all runs")
-    train_fraction: Share = Field(default=0.75, description="share of a node's samples that it trains on")
+    train_fraction: Share = Field(
+        default=0.75, description="share of a node's samples that it trains on; of series: .8 of its time"
+    )
     min_size: Count | None = Field(
         default=None, description="fewest samples of a node; default batch_size / (1 - train_fraction)"
     )
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        look_up(self.name, CATALOG, "data.name")
+        if ":" not in self.name:
+            look_up(self.name, dict.fromkeys((*CATALOG, "folder", "csv")), "data.name")
         return self
+
+    @property
+    def forecasts(self) -> bool:
+        """Is it a series?"""
+        return self.name in SERIES or (self.name == "csv" and self.target is None)
 
 
 class ModelSpec(Section):
@@ -62,7 +82,10 @@ class ModelSpec(Section):
 
     name: str | None = Field(default=None, description='model, or "package.module:Class"; default fits the data set')
     init: Literal["common", "per_node"] = Field(default="common", description="one start for all nodes, or one each")
-    loss: str = Field(default="cross_entropy", description='or "package.module:function" of (outputs, targets)')
+    loss: str | None = Field(
+        default=None,
+        description='cross_entropy (classes), mse (numbers), mae or "package.module:function" of (outputs, targets)',
+    )
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -159,7 +182,9 @@ class EvaluationSpec(Section):
 
     every: Count = Field(default=1, description="rounds between evaluations; the last round is always evaluated")
     on: Literal["global", "local", "both"] = Field(default="global", description="test set, or the node's unused part")
-    target: Share | None = Field(default=None, description="accuracy whose first round is reported")
+    target: Positive | None = Field(
+        default=None, description="accuracy (of numbers: at most this MSE) whose first round is reported"
+    )
     smoothing: Count = Field(default=10, description="window of the trailing mean for rounds to target")
 
 
@@ -192,6 +217,20 @@ class Spec(Section):
     runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
     _source: Source = PrivateAttr(default_factory=Source)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fit_series(cls, values: Any) -> Any:
+        """A series is split in time, a node a site, and trained in the batches of its protocol, unless told."""
+        data = values.get("data", {}) if isinstance(values, Mapping) else {}
+        name = data.get("name") if isinstance(data, Mapping) else None
+        if not (name in SERIES or (name == "csv" and data.get("target") is None)):
+            return values
+        training = values.get("training", {})
+        fitted: dict[str, Any] = {"data": {"partition": "natural", "train_fraction": 0.8, **data}}
+        if isinstance(training, Mapping):
+            fitted["training"] = {"batch_size": 32, "drop_last": False, **training}
+        return {**values, **fitted}
+
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
         """A spec from plain values and `key=value` overrides; every mistake in it is named at once."""
@@ -214,7 +253,7 @@ class Spec(Section):
         """A spec from a TOML file."""
         return cls.parse(read_toml(path), str(path), sets)
 
-    def resolved(self, *, layers: int, model: str) -> "Spec":
+    def resolved(self, *, layers: int, model: str, loss: str | None = None, nodes: int | None = None) -> "Spec":
         """The same spec with every default filled in that depends on the data, the model or the rounds."""
         rates = self.rates.model_dump() | {"horizon": self.rates.horizon or self.rounds}
         training, topology = self.training.model_dump(), self.topology.model_dump()
@@ -238,7 +277,8 @@ class Spec(Section):
             "topology": topology,
             "algorithm": algorithm,
         }
-        values["model"] |= {"name": model}
+        values["model"] |= {"name": model, "loss": loss or self.model.loss}
+        values["data"] |= {"nodes": nodes or self.data.nodes}
         return Spec.model_validate(values)
 
     @contextmanager

@@ -3,10 +3,12 @@
 import json
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from feda2l.data.series import Series, naive_errors
 from feda2l.experiment.assemble import Assembled
-from feda2l.experiment.metrics import best_accuracy, rounds_to_grid, rounds_to_target
+from feda2l.experiment.metrics import best_value, rounds_to_grid, rounds_to_target
 from feda2l.experiment.records import RunFolder
 
 
@@ -14,8 +16,9 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
     """What a run came to, from its records."""
     spec, simulation = assembled.spec, assembled.simulation
     records, timings = folder.read(), folder.read(folder.timings)
-    accuracy = [record.get("accuracy") for record in records]
-    last: dict[str, Any] = next((record for record in reversed(records) if record.get("accuracy") is not None), {})
+    metric = "accuracy" if simulation.member.classes is not None else "mse"
+    curve, falls, smoothing = [record.get(metric) for record in records], metric == "mse", spec.evaluation.smoothing
+    last: dict[str, Any] = next((record for record in reversed(records) if record.get(metric) is not None), {})
     parts = ("train", "mix", "adapt", "evaluate")
     seconds = {part: sum(timing.get(part, 0.0) for timing in timings) for part in parts}
     summary: dict[str, Any] = {
@@ -24,22 +27,25 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
         "rounds": len(records),
         "engine": json.loads(folder.environment.read_text())["engine"],
         "pack": pack,
-        "accuracy": {"final": last.get("accuracy"), **best_accuracy(accuracy, spec.evaluation.smoothing)},
+        "metric": metric,
+        metric: {"final": last.get(metric), **best_value(curve, smoothing, falls=falls)},
         "final": {key: value for key, value in last.items() if key not in ("nodes", "layers")},
         "bytes_sent": sum(record["bytes_sent"] for record in records),
         "seconds": seconds,
-        "rounds_to": rounds_to_grid(accuracy, spec.evaluation.smoothing),
+        "rounds_to": {} if falls else rounds_to_grid(curve, smoothing),
         "mixing": simulation.mixing.report(),
     }
+    if isinstance(assembled.dataset, Series):
+        summary["naive"] = naive(assembled.dataset, by_node=simulation.member.tests is not None)
     if simulation.algorithm.searches:
         summary["search"] = {"rates": simulation.notes["found"].tolist(), "rounds": search_rounds(assembled)}
     if simulation.diverged:
         where = simulation.diverged
         summary["diverged"] = {"round": where.round, "node": where.node, "layer": where.layer}
     if (target := spec.evaluation.target) is not None:
-        reached = rounds_to_target(accuracy, target, spec.evaluation.smoothing)
+        reached = rounds_to_target(curve, target, smoothing, falls=falls)
         summary["target"] = {
-            "accuracy": target,
+            metric: target,
             "smoothing": spec.evaluation.smoothing,
             "every": spec.evaluation.every,
             "round": reached,
@@ -52,6 +58,14 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
             summary["target"]["seconds"] = sum(t.get(part, 0.0) for t in until for part in parts[:3])
             summary["target"]["seconds_with_evaluation"] = sum(t.get(part, 0.0) for t in until for part in parts)
     return summary
+
+
+def naive(series: Series, *, by_node: bool) -> dict[str, dict[str, float]]:
+    """What the naive forecasts come to on the test windows: the mean over nodes, or where they are shared, over all."""
+    counts = torch.bincount(series.test_node, minlength=series.nodes).double()
+    weights = torch.full_like(counts, 1 / series.nodes) if by_node else counts / counts.sum()
+    found = naive_errors(series).items()
+    return {name: {"mse": float(weights @ errors.mse), "mae": float(weights @ errors.mae)} for name, errors in found}
 
 
 def search_rounds(assembled: Assembled) -> float:

@@ -9,18 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from feda2l.algorithms import Algorithm, FedAvg
+from feda2l.data.samples import Samples
 from feda2l.randomness import derive_seed, torch_generator
 from feda2l.round.local import Local
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Samples(NamedTuple):
-    """Pictures as published and how a batch of them is turned into the model's input."""
-
-    x: Tensor
-    y: Tensor
-    normalise: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -102,13 +95,12 @@ def train_node(
     model, parameters = own.model.train(), own.parameters
     groups = _equal_rates(hyper.rates)
     losses = torch.empty(len(batches))
-    x, y, normalise = training.samples
     channels_last = any(parameter.dim() == 4 for parameter in parameters)
     for number, batch in enumerate(batches):
-        inputs = normalise(x[batch])
+        inputs = training.samples.inputs(batch)
         if channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        targets = y[batch]
+        targets = training.samples.targets(batch)
         taught = None if own.taught is None else own.taught[batch]
         loss = objective(training, model(inputs), targets, taught)
         gradients: Sequence[Tensor] = gradients_of(loss, parameters)

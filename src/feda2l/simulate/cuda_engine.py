@@ -1,21 +1,31 @@
 """What the GPU engines share: precision, scoring in large batches, and a round's samples, rates and momentum."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from feda2l.data.samples import Labelled, Samples
 from feda2l.randomness import derive_seed
 from feda2l.round.train import Training
 from feda2l.simulate.cuda_kernels import count_step, take_batches, update_rows, update_table
-from feda2l.simulate.engine import Engine, Member, Score, ScoreJob, TrainJob, recalibrate_statistics
+from feda2l.simulate.engine import Engine, Member, Score, ScoreJob, TrainJob, recalibrate_statistics, tally
 from feda2l.simulate.population import Population, point
 
 EVALUATION_BATCH = 2500
 EVALUATION_STREAMS = 3
 WARM_UP = 3  # steps before a capture: cuDNN must have seen every shape and alignment
+
+
+def is_pictures(samples: Samples) -> TypeGuard[Any]:
+    """Can the kernel that takes batches read these: raw pixels with an affine normalisation, and classes?"""
+    return (
+        isinstance(samples, Labelled) and samples.affine is not None and samples.x.dim() == 4 and samples.y.dim() == 1
+    )
 
 
 class CudaEngine(Engine):
@@ -77,23 +87,18 @@ class CudaEngine(Engine):
             for _, stream in self.scorers:
                 present.wait_stream(stream)
             losses = torch.stack([loss for loss, _ in results]).tolist()
-            hits = torch.stack([hits for _, hits in results]).tolist()
-        return [Score(loss, own) for loss, own in zip(losses, hits, strict=True)]
+            tallies = torch.stack([sums for _, sums in results]).tolist()
+        return [Score(loss, own) for loss, own in zip(losses, tallies, strict=True)]
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
         if not self.population.buffers:
             return
         with self.numerics():
             for job in jobs:
-                x, _, normalise = self.training(job).samples
                 model = self.scorers[0][0]
                 self.point(model, self.population.base[job.row], job.row)
                 shard = self.shard(job).to(self.device)
-
-                def inputs(batch: Tensor, x: Tensor = x, normalise: Callable[[Tensor], Tensor] = normalise) -> Tensor:
-                    return self.inputs(normalise(x[batch]))
-
-                recalibrate_statistics(model, shard, inputs)
+                recalibrate_statistics(model, shard, partial(self.asked, self.training(job).samples))
 
     def training(self, job: TrainJob) -> Training:
         return self.members[job.run].training
@@ -142,13 +147,13 @@ class CudaEngine(Engine):
             for job in jobs:
                 if job.run not in self.teaching:
                     continue
-                x, y, normalise = self.training(job).samples
+                samples = self.training(job).samples
                 model = self.scorers[0][0].eval()
                 self.point(model, self.population.base[job.row], job.row)
                 for batch in self.shard(job).to(self.device).split(EVALUATION_BATCH):
-                    outputs = self.outputs(model(self.inputs(normalise(x[batch]))))
+                    outputs = self.outputs(model(self.asked(samples, batch)))
                     if self.taught is None:
-                        self.taught = outputs.new_zeros(len(self.teaching), len(y), *outputs.shape[1:])
+                        self.taught = outputs.new_zeros(len(self.teaching), len(samples), *outputs.shape[1:])
                     self.taught[self.teaching.index(job.run), batch] = outputs
 
     def next_samples(self, rows: slice, batch_size: int) -> Tensor:
@@ -161,12 +166,17 @@ class CudaEngine(Engine):
         """Captured steps know a buffer's address: drop them when it moves."""
 
     def take(self, rows: slice, job: TrainJob, inputs: Tensor, targets: Tensor) -> None:
-        """inputs, targets <- the next batch of these rows."""
-        x, y, _ = self.training(job).samples
-        affine = self.members[job.run].affine
-        assert affine is not None
-        counted = (self.counter[rows], self.lengths[rows], self.steps[rows])
-        take_batches(self.order[rows], *counted, x, y, affine, inputs, targets)
+        """inputs, targets <- the next batch of these rows: in one kernel where it is pictures and classes."""
+        samples = self.training(job).samples
+        if is_pictures(samples):
+            counted = (self.counter[rows], self.lengths[rows], self.steps[rows])
+            affine = samples.affine(self.device)
+            take_batches(self.order[rows], *counted, samples.x, samples.y, affine, inputs, targets)
+            return
+        chosen = self.next_samples(rows, self.training(job).batch_size).flatten()
+        inputs.copy_(samples.inputs(chosen))
+        targets.copy_(samples.targets(chosen))
+        self.steps[rows] += self.counter[rows] < self.lengths[rows]
 
     def update(
         self,
@@ -200,11 +210,11 @@ class CudaEngine(Engine):
 
     def empty_batch(self, job: TrainJob, rows: int) -> tuple[Tensor, Tensor]:
         """Memory for the next batch of some rows: inputs channels last, targets."""
-        x, y, _ = self.training(job).samples
-        count = rows * self.training(job).batch_size
-        inputs = torch.empty((count, *x.shape[1:]), dtype=self.dtype, device=self.device)
-        targets = torch.empty(count, dtype=y.dtype, device=self.device)
-        return inputs.contiguous(memory_format=torch.channels_last), targets
+        samples, count = self.training(job).samples, rows * self.training(job).batch_size
+        probe = torch.zeros(1, dtype=torch.int64, device=self.device)
+        inputs = self.asked(samples, probe).expand(count, *(-1 for _ in samples.inputs(probe).shape[1:]))
+        targets = samples.targets(probe)
+        return self.inputs(inputs.clone()), targets.expand(count, *targets.shape[1:]).clone()
 
     def point(
         self,
@@ -227,28 +237,30 @@ class CudaEngine(Engine):
         values = values.to(self.dtype)
         return values.contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
 
+    def asked(self, samples: Samples, index: Tensor) -> Tensor:
+        """The model's inputs for some samples."""
+        return self.inputs(samples.inputs(index))
+
     def outputs(self, values: Tensor) -> Tensor:
         """What the loss is computed from: never less than the parameters' precision."""
         return values.to(self.population.base.dtype)
 
     def _score(self, model: nn.Module, job: ScoreJob) -> tuple[Tensor, Tensor]:
-        """Sum of the losses and right answers by class, still on the card: waiting is for the caller."""
+        """The sums of a score, still on the card: waiting is for the caller."""
         member, mean = self.members[job.run], job.node is None
         buffers = self.population.mean_buffers if mean else self.population.buffers
         self.point(model, self.state(job), job.run if mean else job.row, buffers=buffers)
         model.eval()
-        (x, y, normalise), chosen = self.samples(job)
-        if chosen is not None:
-            chosen = chosen.to(self.device)
-            x, y = x[chosen], y[chosen]
+        samples, chosen = self.samples(job)
+        chosen = torch.arange(len(samples), device=self.device) if chosen is None else chosen.to(self.device)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        hits = torch.zeros(member.classes, dtype=torch.int64, device=self.device)
-        for start in range(0, len(y), EVALUATION_BATCH):
-            targets = y[start : start + EVALUATION_BATCH]
-            outputs = self.outputs(model(self.inputs(normalise(x[start : start + EVALUATION_BATCH]))))
+        sums = torch.zeros(member.tallied, dtype=torch.float64, device=self.device)
+        for piece in chosen.split(EVALUATION_BATCH):
+            targets = samples.targets(piece)
+            outputs = self.outputs(model(self.asked(samples, piece)))
             loss += member.training.loss(outputs, targets).double() * len(targets)
-            hits.index_add_(0, targets, (outputs.argmax(dim=-1) == targets).long())
-        return loss, hits
+            sums += tally(outputs, targets, member.classes)
+        return loss, sums
 
     @contextmanager
     def numerics(self) -> Iterator[None]:

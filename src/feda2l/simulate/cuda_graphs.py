@@ -116,10 +116,10 @@ class CudaGraphs(CudaEngine):
                 node.graph.replay()
                 return
             # a smaller last batch is rare and short, so it is not captured; the graph keeps its own addresses
-            (x, y, normalise), chosen = self.training(job).samples, batch.to(self.device)
+            samples, chosen = self.training(job).samples, batch.to(self.device)
             loose = replace(node, addresses=torch.empty_like(node.addresses))
             self.population.steps[job.row] += 1
-            self._learn(loose, job, self.inputs(normalise(x[chosen])), y[chosen], chosen)
+            self._learn(loose, job, self.asked(samples, chosen), samples.targets(chosen), chosen)
 
     def _learn(
         self, node: _Node, job: TrainJob, inputs: Tensor, targets: Tensor, chosen: Tensor | None = None

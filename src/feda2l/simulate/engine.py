@@ -9,12 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from feda2l.data.samples import Samples
 from feda2l.round.local import Local
-from feda2l.round.train import Hyperparameters, Loss, Node, Samples, Training, train_node
+from feda2l.round.train import Hyperparameters, Loss, Node, Training, train_node
 from feda2l.simulate.pool import Pool, default_processes
 from feda2l.simulate.population import Population, point
 
 EVALUATION_BATCH = 500
+ERRORS = ("mse", "mae")  # of a sample: the mean over its numbers of squared and absolute errors
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
@@ -26,8 +28,13 @@ class Member:
     shards: list[Tensor]  # what each node trains on
     local: list[Tensor]  # the rest of each node's samples
     test: Samples
-    classes: int
-    affine: tuple[Tensor, Tensor] | None = None  # normalising as a factor and an offset a channel, for own kernels
+    classes: int | None  # None: the targets are numbers
+    tests: list[Tensor] | None = None  # each node's own part of the test set; None: all of it for every node
+
+    @property
+    def tallied(self) -> int:
+        """How many sums a score keeps beside the loss."""
+        return len(ERRORS) if self.classes is None else self.classes
 
 
 class TrainJob(NamedTuple):
@@ -42,23 +49,36 @@ class TrainJob(NamedTuple):
 
 
 class ScoreJob(NamedTuple):
-    """Score one model: a node's aggregated one, or (node None) the run's mean model, on a set of samples."""
+    """Score one model: a node's aggregated one, or (node None) the run's mean model, on a set of samples.
+
+    That is the test set, the part of it that belongs to node `whose`, or (`local`) what a node does not train on.
+    """
 
     row: int
     run: int
     node: int | None
     local: bool
+    whose: int | None = None
 
 
 class Score(NamedTuple):
-    """Sum of the losses, and right answers by class."""
+    """Sums over samples: of the losses, and of right answers by class or of the `ERRORS` of numbers."""
 
     loss: float
-    correct: list[int]
+    tally: list[float]
 
     def __add__(self, other: object) -> "Score":
         assert isinstance(other, Score)
-        return Score(self.loss + other.loss, [a + b for a, b in zip(self.correct, other.correct, strict=True)])
+        return Score(self.loss + other.loss, [a + b for a, b in zip(self.tally, other.tally, strict=True)])
+
+
+def tally(outputs: Tensor, targets: Tensor, classes: int | None) -> Tensor:
+    """What a score sums over the samples of a batch: right answers by class, or the `ERRORS` of numbers."""
+    if classes is None:
+        error = (outputs - targets).double().flatten(1)
+        return torch.stack([error.square().mean(dim=1).sum(), error.abs().mean(dim=1).sum()])
+    sums = torch.zeros(classes, dtype=torch.float64, device=targets.device)
+    return sums.index_add_(0, targets, (outputs.argmax(dim=-1) == targets).double())
 
 
 class Engine:
@@ -104,7 +124,7 @@ class Engine:
         """The samples of a job and which of them count (None: all)."""
         member = self.members[job.run]
         if not job.local:
-            return member.test, None
+            return member.test, None if job.whose is None or member.tests is None else member.tests[job.whose]
         assert job.node is not None
         return member.training.samples, member.local[job.node]
 
@@ -153,14 +173,14 @@ class Rows(Engine):
 
     def _taught(self, row: int, member: Member, shard: Tensor) -> Tensor:
         """The base model's outputs for the samples of a shard, in their rows of a table of all samples."""
-        x, y, normalise = member.training.samples
+        samples = member.training.samples
         model = copy.deepcopy(self.model).eval()
         point(model, self.population.layout.views(self.population.base[row]), self._buffers(row))
         table: Tensor | None = None
         with torch.no_grad():
             for batch in shard.split(EVALUATION_BATCH):
-                outputs = model(normalise(x[batch]))
-                table = outputs.new_empty(len(y), *outputs.shape[1:]) if table is None else table
+                outputs = model(samples.inputs(batch))
+                table = outputs.new_empty(len(samples), *outputs.shape[1:]) if table is None else table
                 table[batch] = outputs
         assert table is not None
         return table
@@ -169,7 +189,7 @@ class Rows(Engine):
         pieces = []
         for number, job in enumerate(jobs):
             samples, chosen = self.samples(job)
-            count = len(samples.y) if chosen is None else len(chosen)
+            count = len(samples) if chosen is None else len(chosen)
             pieces += [(number, (*job, start)) for start in range(0, count, EVALUATION_BATCH)]
         results: list[Score | None] = [None] * len(jobs)
         for (number, _), score in zip(pieces, self.pool.map("score_piece", [job for _, job in pieces]), strict=True):
@@ -177,12 +197,15 @@ class Rows(Engine):
             results[number] = Score(*score) if before is None else before + Score(*score)
         return [Score(0.0, []) if result is None else result for result in results]
 
-    def score_piece(self, row: int, run: int, node: int | None, local: bool, start: int) -> tuple[float, list[int]]:
-        job = ScoreJob(row, run, node, local)
+    def score_piece(
+        self, row: int, run: int, node: int | None, local: bool, whose: int | None, start: int
+    ) -> tuple[float, list[float]]:
+        job = ScoreJob(row, run, node, local, whose)
         member = self.members[run]
-        (x, y, normalise), chosen = self.samples(job)
-        piece = slice(start, start + EVALUATION_BATCH)
-        inputs, targets = (x[piece], y[piece]) if chosen is None else (x[chosen[piece]], y[chosen[piece]])
+        samples, chosen = self.samples(job)
+        stop = start + EVALUATION_BATCH
+        piece = torch.arange(start, min(stop, len(samples))) if chosen is None else chosen[start:stop]
+        targets = samples.targets(piece)
         buffers = self.population.mean_buffers if node is None else self.population.buffers
         index = run if node is None else row
         point(
@@ -192,10 +215,9 @@ class Rows(Engine):
         )
         self.model.eval()
         with torch.no_grad():
-            outputs = self.model(normalise(inputs))
+            outputs = self.model(samples.inputs(piece))
             loss = float(member.training.loss(outputs, targets).double()) * len(targets)
-            right = targets[outputs.argmax(dim=-1) == targets]
-        return loss, torch.bincount(right, minlength=member.classes).tolist()
+        return loss, tally(outputs, targets, member.classes).tolist()
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
         if self.population.buffers:
@@ -204,8 +226,7 @@ class Rows(Engine):
     def recalibrate_row(self, row: int, run: int, node: int) -> None:
         member = self.members[run]
         point(self.model, self.population.layout.views(self.population.base[row]), self._buffers(row))
-        x, _, normalise = member.training.samples
-        recalibrate_statistics(self.model, member.shards[node], lambda batch: normalise(x[batch]))
+        recalibrate_statistics(self.model, member.shards[node], member.training.samples.inputs)
 
     def _buffers(self, row: int) -> dict[str, Tensor]:
         return {name: values[row] for name, values in self.population.buffers.items()}
@@ -228,4 +249,4 @@ def recalibrate_statistics(model: nn.Module, shard: Tensor, inputs: Callable[[Te
         norm.momentum = momentum
 
 
-__all__ = ["Engine", "Loss", "Member", "Rows", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics"]
+__all__ = ["Engine", "Loss", "Member", "Rows", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics", "tally"]

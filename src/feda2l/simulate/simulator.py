@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from feda2l.simulate.engine import Engine, Score, ScoreJob
+from feda2l.simulate.engine import ERRORS, Engine, Score, ScoreJob
 from feda2l.simulate.simulation import Simulation
 
 
@@ -79,11 +79,18 @@ class Simulator:
         for simulation in simulations:
             run, parts = simulation.number, wanted.setdefault(simulation.number, {})
             if simulation.on != "local":
+                # nodes with test samples of their own answer for those, also where they hold one model
+                whose = range(simulation.nodes) if simulation.member.tests else [None] * simulation.nodes
+                asked = [(simulation.start + node, node) for node in simulation.same]
                 parts["global"] = [
-                    number(ScoreJob(simulation.start + node, run, node, local=False)) for node in simulation.same
+                    number(ScoreJob(row, run, node, local=False, whose=part))
+                    for (row, node), part in zip(asked, whose, strict=True)
                 ]
-                mean = ScoreJob(run, run, None, local=False)
-                parts["mean"] = parts["global"][:1] if simulation.agreed else [number(mean)]
+                parts["mean"] = parts["global"]
+                if not simulation.agreed:
+                    parts["mean"] = [number(ScoreJob(run, run, None, local=False, whose=part)) for part in whose]
+                if not simulation.member.tests:
+                    parts["mean"] = parts["mean"][:1]
             if simulation.on != "global":
                 parts["local"] = [
                     number(ScoreJob(simulation.start + node, run, node, local=True)) for node in range(simulation.nodes)
@@ -120,36 +127,48 @@ def _record(simulation: Simulation, losses: list[float], layers: dict[str, Any])
 
 
 def _add_scores(simulation: Simulation, record: dict[str, Any], scores: dict[str, list[Score]]) -> None:
-    """Put an evaluated round's accuracy and loss into its record: of every node, their mean, of the mean model."""
+    """Put an evaluated round's figures into its record: of every node, their mean, of the mean model."""
     nodes = record["nodes"]
     member = simulation.member
-    tested = len(member.test.y)
+    tested = [len(member.test)] * simulation.nodes if member.tests is None else [len(own) for own in member.tests]
     held = [len(chosen) for chosen in member.local]
     main = "local" if simulation.on == "local" else "global"
     for part, prefix in ((main, ""), *([("local", "local_")] if simulation.on == "both" else [])):
-        sizes = [tested] * simulation.nodes if part == "global" else held
-        pairs = list(zip(scores[part], sizes, strict=True))
-        nodes[f"{prefix}accuracy"] = [sum(score.correct) / size if size else None for score, size in pairs]
-        nodes[f"{prefix}test_loss"] = [score.loss / size if size else None for score, size in pairs]
-        accuracy = [value for value in nodes[f"{prefix}accuracy"] if value is not None]
-        record |= {
-            f"{prefix}accuracy": _mean(accuracy),
-            f"{prefix}accuracy_std": float(torch.tensor(accuracy, dtype=torch.float64).std(correction=0)),
-            f"{prefix}accuracy_worst": min(accuracy),
-            f"{prefix}test_loss": _mean([value for value in nodes[f"{prefix}test_loss"] if value is not None]),
-        }
+        sizes = tested if part == "global" else held
+        found = [_measured(score, size, member.classes) for score, size in zip(scores[part], sizes, strict=True)]
+        first, *others = next(filter(None, found))
+        for name in (first, *others):
+            nodes[prefix + name] = [values[name] if values else None for values in found]
+            record[prefix + name] = _mean([values[name] for values in found if values])
+        values = [values[first] for values in found if values]
+        record[f"{prefix}{first}_std"] = float(torch.tensor(values, dtype=torch.float64).std(correction=0))
+        record[f"{prefix}{first}_worst"] = min(values) if first == "accuracy" else max(values)
     if "mean" in scores:
-        record["mean_model_accuracy"] = sum(scores["mean"][0].correct) / tested
-        record["mean_model_loss"] = scores["mean"][0].loss / tested
+        asked = zip(scores["mean"], tested, strict=False)  # one score where all nodes share the test set
+        found = [_measured(score, size, member.classes) for score, size in asked]
+        for name in next(filter(None, found)):
+            record["mean_model_" + name.removeprefix("test_")] = _mean([values[name] for values in found if values])
+
+
+def _measured(score: Score, size: int, classes: int | None) -> dict[str, float]:
+    """What a score over `size` samples comes to, what matters most first; nothing where there was no sample."""
+    if not size:
+        return {}
+    if classes is not None:
+        return {"accuracy": sum(score.tally) / size, "test_loss": score.loss / size}
+    errors = {name: total / size for name, total in zip(ERRORS, score.tally, strict=True)}
+    return errors | {"test_loss": score.loss / size}
 
 
 def _class_accuracy(simulation: Simulation, scores: dict[str, list[Score]]) -> list[float | None] | None:
     """The accuracy on each class of the test set, the mean over nodes; None for a class that has no sample."""
-    if "global" not in scores:
-        return None
     member = simulation.member
-    counts = torch.bincount(member.test.y, minlength=member.classes).tolist()
-    right = [_mean([score.correct[c] for score in scores["global"]]) for c in range(member.classes)]
+    if "global" not in scores or member.classes is None:
+        return None
+    device = simulation.population.device
+    targets = member.test.targets(torch.arange(len(member.test), device=device))
+    counts = torch.bincount(targets, minlength=member.classes).tolist()
+    right = [_mean([score.tally[c] for score in scores["global"]]) for c in range(member.classes)]
     return [hits / n if n else None for hits, n in zip(right, counts, strict=True)]
 
 

@@ -20,7 +20,7 @@ from feda2l.randomness import derive_seed
 from feda2l.round.local import Local, Views
 from feda2l.round.states import Layout
 from feda2l.round.train import Loss, Training, gradients_of
-from feda2l.simulate.engine import EVALUATION_BATCH, Engine, Member, Score, ScoreJob, TrainJob
+from feda2l.simulate.engine import EVALUATION_BATCH, Engine, Member, Score, ScoreJob, TrainJob, tally
 from feda2l.simulate.population import Population
 
 # the others (sigmoid, GELU, SiLU, ELU) give an element other bits at the end of a tensor than inside it
@@ -163,17 +163,18 @@ class Stacked(Engine):
         state = _State.of(training, population, jobs, rows)
         algorithm, views = training.algorithm, population.layout.views
         taught = self._taught(jobs) if algorithm.teaches else None
-        x, y, normalise = training.samples
+        samples = training.samples
         totals = torch.zeros(len(jobs), dtype=torch.float64)
         for chosen, indices in _stretches(batches):
-            part, total, targets = state[chosen], totals[chosen], y[indices]
+            part, total = state[chosen], totals[chosen]
             leaves, local = _leaves(views, part.values), None
             if not algorithm.trains_plainly:
                 remembered = {name: matrix[rows[chosen]] for name, matrix in population.state.items()}
                 local = Local(algorithm, part.values, population.base[rows[chosen]], remembered, views)
                 climbed = [] if local.climbed is None else _leaves(views, local.climbed)
-            for index, target in zip(indices, targets, strict=True):
-                inputs = normalise(x[index.flatten()]).unflatten(0, index.shape)
+            for index in indices:
+                inputs = samples.inputs(index.flatten()).unflatten(0, index.shape)
+                target = samples.targets(index.flatten()).unflatten(0, index.shape)
                 told = None if taught is None else taught(chosen, index)
                 losses = self._losses(training, leaves, inputs, target, told)
                 gradients: Sequence[Tensor] = gradients_of(losses, leaves)
@@ -204,12 +205,12 @@ class Stacked(Engine):
         tables: dict[int, Tensor] = {}
         for job in jobs:
             member = self.members[job.run]
-            x, y, normalise = member.training.samples
+            samples = member.training.samples
             model = self.population.layout.views(self.population.base[job.row].unsqueeze(0))
             for batch in member.shards[job.node].split(EVALUATION_BATCH):
                 with torch.no_grad():
-                    outputs = self._evaluated(model, normalise(x[batch]).unsqueeze(0))[0]
-                tables.setdefault(job.run, outputs.new_empty(len(y), *outputs.shape[1:]))[batch] = outputs
+                    outputs = self._evaluated(model, samples.inputs(batch).unsqueeze(0))[0]
+                tables.setdefault(job.run, outputs.new_empty(len(samples), *outputs.shape[1:]))[batch] = outputs
         runs = list(tables)
         table = torch.stack(list(tables.values()))
         which = torch.tensor([[runs.index(job.run)] for job in jobs])
@@ -226,7 +227,7 @@ class Stacked(Engine):
         groups: dict[tuple[int | None, ...], list[int]] = {}
         for number, job in enumerate(jobs):
             member = self.members[job.run]
-            key = (job.run, job.node) if job.local else (id(member.test.x), id(member.training.loss))
+            key = (job.run, job.node) if job.local else (id(member.test), job.whose, id(member.training.loss))
             groups.setdefault((job.local, *key), []).append(number)
         most = max(1, CACHE // self.population.layout.width)
         pieces = [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
@@ -236,25 +237,22 @@ class Stacked(Engine):
             results |= zip(piece, (Score(*score) for score in scores), strict=True)
         return [results[i] for i in range(len(jobs))]
 
-    def score_rows(self, jobs: list[ScoreJob]) -> list[tuple[float, list[int]]]:
+    def score_rows(self, jobs: list[ScoreJob]) -> list[tuple[float, list[float]]]:
         jobs = [ScoreJob(*job) for job in jobs]
         member = self.members[jobs[0].run]
-        (x, y, normalise), chosen = self.samples(jobs[0])
-        if chosen is not None:
-            x, y = x[chosen], y[chosen]
+        samples, chosen = self.samples(jobs[0])
+        chosen = torch.arange(len(samples)) if chosen is None else chosen
         stacks = self.population.layout.views(torch.stack([self.state(job) for job in jobs]))
         lossfn = stacked_loss(member.training.loss)
-        scores = [Score(0.0, [0] * member.classes) for _ in jobs]
+        scores = [Score(0.0, [0.0] * member.tallied) for _ in jobs]
         self.model.eval()
-        for start in range(0, len(y), EVALUATION_BATCH):
-            piece = slice(start, start + EVALUATION_BATCH)
-            inputs, targets = normalise(x[piece]), y[piece]
+        for piece in chosen.split(EVALUATION_BATCH):
+            inputs, targets = samples.inputs(piece), samples.targets(piece)
             with torch.no_grad():
                 outputs = self.forward(stacks, inputs.expand(len(jobs), *inputs.shape))
-                losses = lossfn(outputs, targets.expand(len(jobs), -1)).double() * len(targets)
-                right = outputs.argmax(dim=-1) == targets
-            for number, (loss, hits) in enumerate(zip(losses.tolist(), right, strict=True)):
-                scores[number] += Score(loss, torch.bincount(targets[hits], minlength=member.classes).tolist())
+                losses = lossfn(outputs, targets.expand(len(jobs), *targets.shape)).double() * len(targets)
+            for number, (loss, own) in enumerate(zip(losses.tolist(), outputs, strict=True)):
+                scores[number] += Score(loss, tally(own, targets, member.classes).tolist())
         return [tuple(score) for score in scores]  # type: ignore[misc]
 
 
