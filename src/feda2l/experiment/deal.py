@@ -59,6 +59,8 @@ def partition_of(spec: Spec, dataset: Dataset) -> Parts:
     data, batch = spec.data, spec.training.batch_size
     # the released code's minimum: the part that is not trained on holds at least one batch
     derived = batch if data.train_fraction == 1 or data.forecasts else int(batch / (1 - data.train_fraction))
+    if data.forecasts and not spec.training.drop_last:
+        derived = 1
     least = derived if data.min_size is None else data.min_size
     try:
         return _dealt(spec, dataset, count_nodes(spec, dataset), least)
