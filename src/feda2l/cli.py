@@ -129,6 +129,32 @@ def evaluate(run: Path, *, node: int | None = None, data: DataFolder = None) -> 
 
 
 @app.command
+def forecast(
+    run: Path, *, node: int | None = None, windows: int = 3, out: Path | None = None, data: DataFolder = None
+) -> None:
+    """Plot forecasts of a run's model beside what followed, for a few test windows of a series.
+
+    Parameters
+    ----------
+    run
+        the run folder
+    node
+        this node's model, on its own test windows, in place of the mean model
+    windows
+        how many windows, evenly spread over the test windows
+    out
+        the figure (default forecast.png or forecast-node-I.png in the run folder)
+    """
+    from feda2l.experiment.forecast import forecasts
+    from feda2l.report.plots import plot_forecasts
+
+    found = forecasts(run, node=node, windows=windows, data=data)
+    path = out or run / ("forecast.png" if node is None else f"forecast-node-{node}.png")
+    plot_forecasts(found, path)
+    print(f"figure: {path}")
+
+
+@app.command
 def export(run: Path, *, node: int | None = None, out: Path | None = None) -> None:
     """Write a run's model as safetensors: the mean model, or one node's.
 
@@ -204,17 +230,17 @@ def _show_partition(spec: Any, data: Path | None, out: Path | None) -> None:
     with spec.at_fault():
         dataset = load_data(spec.data, data)
         parts = partition_of(spec, dataset)
-    names = dataset.class_names
+    names, series = dataset.class_names, dataset.classes is None
     # of series: who holds whose windows
-    own = dataset.train.targets(torch.arange(len(dataset.train))) if dataset.classes else dataset.groups
+    own = dataset.groups if series else dataset.train.targets(torch.arange(len(dataset.train)))
     if own is None:
         raise FedA2LError(f"{spec.data.name}: has neither classes nor groups to show")
     counts = table(own, parts, len(names))
-    Console().print(partition_table(counts, names))
+    Console().print(partition_table(counts, names, series=series))
     path = Path(f"{spec.name}-partition.png") if out is None else Path(f"{out}-partition.png")
-    skew = f" {spec.data.alpha:g}" if spec.data.partition == "dirichlet" else ""
+    skew = f" {spec.data.alpha:g}" if spec.data.partition in ("dirichlet", "cluster") else ""
     title = f"{spec.data.name}, {len(parts)} nodes, {spec.data.partition}{skew}"
-    plot_partition(counts, names, title, path)
+    plot_partition(counts, names, title, path, kind="site" if series else "class")
     print(f"figure: {path}")
 
 

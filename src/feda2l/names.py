@@ -10,9 +10,14 @@ T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that ends an error message: the nearest name, or all of them."""
+    """A hint that ends an error message: the nearest name, or all of them.
+
+    >>> nearest("nodse", ["node", "nodes"])  # swapped letters are nearer than one too many
+    "did you mean 'nodes'?"
+    """
     names = list(known)
-    close = difflib.get_close_matches(name.lower(), names, n=1)
+    swapped = [own for own in names if sorted(own) == sorted(name.lower())]
+    close = swapped or difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 

@@ -147,6 +147,32 @@ def test_verify_knows_the_official_bytes(official: Path, copy: Path) -> None:
     assert "structure is right, whether the bytes are the official ones is unknown" in unknown.lines[0]
 
 
+@pytest.mark.parametrize("name", ["exchange_rate", "beijing_air_quality"])
+def test_series_are_verified_file_by_file(official: Path, tmp_path: Path, name: str) -> None:
+    archive = data.find(name).archive
+    assert archive is not None
+    verdict = data.verify(name, official)
+    assert verdict.official
+    assert [line.split(":")[0] for line in verdict.lines] == [
+        *(f"ok  {official / file}" for file in archive.files),
+        f"ok  {name}",
+    ]
+    missing = data.verify(name, tmp_path)
+    assert not missing.ok
+    assert len(missing.lines) == len(archive.files)
+    assert all("missing; to place it by hand, bring https://" in line for line in missing.lines)
+    first = next(iter(archive.files))
+    for file in archive.files:
+        (tmp_path / file).write_bytes((official / file).read_bytes())
+    whole = bytearray((tmp_path / first).read_bytes())
+    whole[-1000] ^= 1
+    (tmp_path / first).write_bytes(whole)
+    changed = data.verify(name, tmp_path)
+    assert not changed.official
+    words = "not the official bytes: expected sha256" if archive.proven else "whether the bytes are the official ones"
+    assert words in changed.lines[0]
+
+
 def test_an_archive_is_enough_and_settles_what_is_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small archive of the shape of CIFAR-100's, entered in the catalogue."""
     random = np.random.default_rng(0)
@@ -160,7 +186,7 @@ def test_an_archive_is_enough_and_settles_what_is_official(tmp_path: Path, monke
     whole = gzip.compress(packed.getvalue(), mtime=0)
     archive = dataclasses.replace(
         cifar.CIFAR100.archive,
-        md5=hashlib.md5(whole).hexdigest(),
+        checksum=hashlib.md5(whole).hexdigest(),
         files={name: File(len(text), "unknown") for name, text in content.items()},
     )
     small = dataclasses.replace(cifar.CIFAR100, archive=archive)
@@ -182,7 +208,7 @@ def test_an_archive_is_enough_and_settles_what_is_official(tmp_path: Path, monke
     assert not verdict.ok
     assert f"BAD {path}: not the official bytes" in verdict.lines[1]
     (tmp_path / archive.name).write_bytes(whole[:-1])
-    assert f"expected md5 {archive.md5}" in data.verify("cifar100", tmp_path).lines[0]
+    assert f"expected md5 {archive.checksum}" in data.verify("cifar100", tmp_path).lines[0]
     shutil.rmtree(tmp_path / "cifar-100-binary")
     assert not data.verify("cifar100", tmp_path).ok
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -36,7 +37,17 @@ def pack(members: dict[str, bytes | None]) -> bytes:
     return gzip.compress(packed.getvalue(), mtime=0)
 
 
-WHOLE = pack({"toy/readme.html": b"hello", **{f"toy/{name}": content for name, content in CONTENT.items()}})
+def zipped(members: dict[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(zipfile.ZipInfo(name), text)  # of a fixed date: the same bytes in every process
+    return content.getvalue()
+
+
+INSIDE = {f"toy/{name}": content for name, content in CONTENT.items()}
+WHOLE = pack({"toy/readme.html": b"hello", **INSIDE})
+SERVED = {"toy.tar.gz": WHOLE, "toy.zip": zipped({"inner.zip": zipped(INSIDE)}), "train.bin": CONTENT["train.bin"]}
 
 
 class Server(BaseHTTPRequestHandler):
@@ -46,7 +57,8 @@ class Server(BaseHTTPRequestHandler):
         kind = self.path.split("/")[1]
         if kind == "absent":
             return self.send_error(404)
-        body = WHOLE[:-100] + b"\0" + WHOLE[-99:] if kind == "changed" else WHOLE
+        body = SERVED[self.path.split("/")[2]]
+        body = body[:-100] + bytes([body[-100] ^ 1]) + body[-99:] if kind == "changed" else body
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -73,9 +85,24 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
+FILES = {name: File(len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items()}
+
+
 def toy(url: str) -> Archive:
-    files = {name: File(len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items()}
-    return Archive("toy", f"{url}/toy.tar.gz", hashlib.md5(WHOLE).hexdigest(), len(WHOLE), "toy", files, proven=True)
+    return Archive("toy", f"{url}/toy.tar.gz", hashlib.md5(WHOLE).hexdigest(), len(WHOLE), "toy", FILES, proven=True)
+
+
+def twice(url: str) -> Archive:
+    """The same files in an archive in an archive, known by its sha256."""
+    body = SERVED["toy.zip"]
+    checksum = hashlib.sha256(body).hexdigest()
+    return Archive("toy", f"{url}/toy.zip", checksum, len(body), "toy", FILES, proven=True, inner="inner.zip")
+
+
+def single(url: str) -> Archive:
+    """A file that is its own archive."""
+    file = FILES["train.bin"]
+    return Archive("toy", f"{url}/train.bin", file.sha256, file.size, ".", {"train.bin": file}, proven=True)
 
 
 def listing(folder: Path) -> list[str]:
@@ -93,19 +120,50 @@ def test_a_whole_archive_is_downloaded_with_progress_and_extracted(
     download.fetch(dataclasses.replace(archive, url="http://127.0.0.1:1/toy.tar.gz"), folder)  # nothing left to do
 
 
+def test_an_archive_in_an_archive_is_downloaded_and_extracted(server: str, tmp_path: Path) -> None:
+    archive = twice(f"{server}/whole")
+    assert download.fetch(archive, tmp_path) == tmp_path / "toy"
+    assert listing(tmp_path) == ["toy", "toy.zip", "toy/test.bin", "toy/train.bin"]
+    assert all((tmp_path / "toy" / name).read_bytes() == content for name, content in CONTENT.items())
+
+
+def test_a_single_file_is_downloaded_and_is_where_it_should_be(server: str, tmp_path: Path) -> None:
+    archive = single(f"{server}/whole")
+    assert download.fetch(archive, tmp_path) == tmp_path
+    assert listing(tmp_path) == ["train.bin"]
+    assert "extract" not in archive.by_hand(tmp_path)
+    (tmp_path / "train.bin").write_bytes(b"short")
+    with pytest.raises(FedA2LError, match=r"train.bin is damaged: expected 50000 bytes, found 5; remove it and fetch"):
+        download.fetch(archive, tmp_path)
+
+
+def test_files_that_lie_in_the_data_folder_itself_are_found_there(tmp_path: Path) -> None:
+    archive = toy("http://127.0.0.1:1")
+    for name, content in CONTENT.items():
+        (tmp_path / name).write_bytes(content)
+    assert download.fetch(archive, tmp_path) == tmp_path
+    for name in CONTENT:
+        (tmp_path / name).write_bytes(b"another file of that name")
+    assert archive.missing(tmp_path) == list(CONTENT)
+
+
+@pytest.mark.parametrize("make", [toy, twice, single])
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("changed", "wrong checksum and was removed: expected {size} bytes with md5 {md5}, found {size} bytes with"),
+        ("changed", "wrong checksum and was removed: expected {size} bytes with {sum}, found {size} bytes with "),
         ("dropped", "cannot download {url}: "),
         ("absent", "cannot download {url}: 404"),
     ],
 )
-def test_a_bad_download_is_said_and_removed(server: str, tmp_path: Path, kind: str, message: str) -> None:
-    archive = toy(f"{server}/{kind}")
+def test_a_bad_download_is_said_and_removed(
+    server: str, tmp_path: Path, kind: str, message: str, make: Callable[[str], Archive]
+) -> None:
+    archive = make(f"{server}/{kind}")
     with pytest.raises(RunFailed) as error:
         download.fetch(archive, tmp_path)
-    assert message.format(size=archive.size, md5=archive.md5, url=archive.url) in str(error.value)
+    known = f"{'md5' if make is toy else 'sha256'} {archive.checksum}"
+    assert message.format(size=archive.size, sum=known, url=archive.url) in str(error.value)
     assert f"--data {tmp_path}" in str(error.value)
     assert listing(tmp_path) == []
 
@@ -185,7 +243,7 @@ def test_an_archive_that_is_not_whole_is_said(tmp_path: Path, damaged: bytes) ->
     expected = f"not a whole archive .*expected {archive.size} bytes, found {len(damaged)}"
     with pytest.raises(FedA2LError, match=expected):
         download.locate(archive, tmp_path)
-    with pytest.raises(FedA2LError, match=f"not the official archive: expected md5 {archive.md5}"):
+    with pytest.raises(FedA2LError, match=f"not the official archive: expected md5 {archive.checksum}"):
         download.fetch(archive, tmp_path)
     assert listing(tmp_path) == ["toy.tar.gz"]
 

@@ -1,5 +1,6 @@
 """Time series: the windows and numbers of the specification from the original files, and every error in words."""
 
+import dataclasses
 import gzip
 import io
 import re
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from feda2l.data import beijing, exchange_rate
+from feda2l.data import beijing, catalog, download, exchange_rate
 from feda2l.data.download import File, digest
 from feda2l.data.series import (
     Lengths,
@@ -145,10 +146,10 @@ def test_crossing_windows_can_be_kept(official: Path, air: Series) -> None:
 
 
 def test_the_checksums_are_those_of_the_files(official: Path) -> None:
-    for name, file in (*exchange_rate.ARCHIVE.files.items(), *beijing.FILES.items()):
+    for name, file in (exchange_rate.ARCHIVE.files | beijing.ARCHIVE.files).items():
         path = official / name
         assert (path.stat().st_size, digest(path, "sha256")) == (file.size, file.sha256)
-    assert digest(official / "exchange_rate.txt.gz", "md5") == exchange_rate.ARCHIVE.md5
+    assert digest(official / "exchange_rate.txt.gz", "md5") == exchange_rate.ARCHIVE.checksum
 
 
 # windows and splits
@@ -242,6 +243,21 @@ def test_the_naive_forecasts_by_hand() -> None:
 
 
 # files that are not right
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def packed_twice(files: dict[str, bytes]) -> bytes:
+    """Beijing's archive: one that holds one that holds the folder."""
+    assert beijing.ARCHIVE.inner is not None
+    inside = zipped({f"{beijing.ARCHIVE.folder}/{name}": text for name, text in files.items()})
+    return zipped({beijing.ARCHIVE.inner: inside, "data.csv": b""})
 
 
 def write_rates(folder: Path, lines: list[str]) -> Path:
@@ -405,35 +421,58 @@ def test_missing_stations_are_named_with_the_places(official: Path, tmp_path: Pa
         FedA2LError, match=rf"{tmp_path}/PRSA_Data_20130301-20170228/PRSA_Data_Aoti.*archive.ics.uci.edu"
     ):
         beijing.load(tmp_path)
-    for name in list(beijing.FILES)[1:]:
+    for name in list(beijing.ARCHIVE.files)[1:]:
         (tmp_path / name).symlink_to(official / name)
     with pytest.raises(FedA2LError, match=f"{tmp_path}/PRSA_Data_Aotizhongxin_20130301-20170228.csv is missing"):
         beijing.load(tmp_path)
-    path = tmp_path / next(iter(beijing.FILES))
+    path = tmp_path / next(iter(beijing.ARCHIVE.files))
     path.write_text("cut off")
     with pytest.raises(FedA2LError, match=f"{path} is damaged: expected 2835916 bytes, found 7"):
         beijing.load(tmp_path)
 
 
-def test_the_archive_is_read_where_it_lies(
+def test_the_archive_in_the_archive_is_enough(
     official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, air: Series
 ) -> None:
-    path = tmp_path / "beijing+multi+site+air+quality+data.zip"
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w") as archive:
-        for name in beijing.FILES:
-            archive.write(official / name, f"{beijing.FOLDER}/{name}")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(beijing.INNER, inner.getvalue())
-    with pytest.raises(FedA2LError, match=f"{re.escape(str(path))} is not the official archive"):
-        beijing.load(tmp_path)
-    monkeypatch.setattr(beijing, "ZIP", File(path.stat().st_size, digest(path, "sha256")))
+    path = tmp_path / beijing.ARCHIVE.name
+    path.write_bytes(packed_twice({name: (official / name).read_bytes() for name in beijing.ARCHIVE.files}))
+    with pytest.raises(FedA2LError, match=f"{re.escape(str(path))} is not the official archive: expected sha256 b04d"):
+        download.fetch(beijing.ARCHIVE, tmp_path)
+    archive = dataclasses.replace(beijing.ARCHIVE, checksum=digest(path, "sha256"))
+    entry = dataclasses.replace(catalog.CATALOG["beijing_air_quality"], archive=archive)
+    monkeypatch.setitem(catalog.CATALOG, "beijing_air_quality", entry)
+    before = catalog.verify("beijing_air_quality", tmp_path)
+    assert before.official
+    assert [line.count("in the archive, not extracted yet") for line in before.lines] == [0, *[1] * 12]
     assert torch.equal(beijing.load(tmp_path).train_starts, air.train_starts)
+    after = catalog.verify("beijing_air_quality", tmp_path)
+    assert after.official
+    assert f"ok  {tmp_path / archive.folder / beijing.file_name('Shunyi')}: official bytes" in after.lines[9]
+    assert f"{len(air.train)} training and {len(air.test)} test windows of 96 x 11" in after.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("packed", "words"),
+    [
+        (b"PK nothing", "is not a whole archive"),
+        ({"other.zip": b""}, "does not contain PRSA2017_Data_20130301-20170228.zip"),
+        ({beijing.ARCHIVE.inner: b"PK nothing"}, "is not a whole archive"),
+    ],
+)
+def test_an_archive_that_holds_no_archive_is_named(
+    packed: bytes | dict[str, bytes], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / beijing.ARCHIVE.name
+    path.write_bytes(packed if isinstance(packed, bytes) else zipped(packed))
+    with pytest.raises(FedA2LError, match=f"{re.escape(str(path))} {words}"):
+        beijing.load(tmp_path)
+    assert [left.name for left in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beijing, "STATIONS", {"Shunyi": File(3, "")})
     path = tmp_path / beijing.file_name("Shunyi")
     path.write_bytes(b"a\xffb")
+    monkeypatch.setattr(beijing, "STATIONS", {"Shunyi": File(3, "")})
+    monkeypatch.setattr(beijing, "ARCHIVE", dataclasses.replace(beijing.ARCHIVE, files={path.name: File(3, "")}))
     with pytest.raises(FedA2LError, match=f"{path} is damaged: byte 1 is not text"):
         beijing.load(tmp_path)

@@ -79,7 +79,7 @@ def place(folder: Path, files: dict[str, bytes], kind: str = "zip") -> TinyImage
         for name, content in files.items():
             packed.writestr(name, content)
     md5 = hashlib.md5((folder / "tiny-imagenet-200.zip").read_bytes()).hexdigest()
-    return dataclasses.replace(SMALL, archive=dataclasses.replace(SMALL.archive, md5=md5))
+    return dataclasses.replace(SMALL, archive=dataclasses.replace(SMALL.archive, checksum=md5))
 
 
 @pytest.mark.parametrize("kind", ["zip", "folder"])
@@ -233,11 +233,11 @@ def rewrite(path: Path, **about: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda path: rewrite(path, version="0"), "version 0, expected 1"),
+        (lambda path: rewrite(path, version="0"), "version 0, expected 2"),
         (lambda path: rewrite(path, left_out=json.dumps({"a": "b"})), "43 pictures, expected 42"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not used"),
         (lambda path: path.write_bytes(b""), "is not used"),
-        (lambda path: save_file({"x": torch.zeros(1)}, path, {"version": "1"}), "is not used"),
+        (lambda path: save_file({"x": torch.zeros(1)}, path, {"version": "2"}), "is not used"),
     ],
 )
 def test_a_kept_file_that_is_not_right_is_made_anew(
@@ -314,7 +314,7 @@ def test_an_archive_that_is_not_whole_is_said(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(FedA2LError, match=f"{path} is not a whole archive .* remove it and fetch it again"):
         tinyimagenet.load(source, tmp_path)
-    with pytest.raises(FedA2LError, match=f"not the official archive: expected md5 {source.archive.md5}"):
+    with pytest.raises(FedA2LError, match=f"not the official archive: expected md5 {source.archive.checksum}"):
         download.fetch(source.archive, tmp_path)
 
 
@@ -355,7 +355,7 @@ def test_the_catalogue_fetches_verifies_and_loads(tmp_path: Path, monkeypatch: p
     assert data.fetch("tinyimagenet", tmp_path) == path
     verdict = data.verify("tinyimagenet", tmp_path)
     assert verdict.official
-    assert verdict.lines == [f"ok  {path.name}: the official archive, md5 {source.archive.md5}"]
+    assert verdict.lines == [f"ok  {path.name}: the official archive, md5 {source.archive.checksum}"]
     assert not kept.exists()
     data.load("tinyimagenet", tmp_path)
     assert data.fetch("tinyimagenet", tmp_path) == kept

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 
-from feda2l import data
 from feda2l.experiment.assemble import Assembled, assemble, populate
-from feda2l.experiment.datasets import Loaded
+from feda2l.experiment.datasets import Loaded, load_data
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.population import Population
 from feda2l.simulate.simulator import Simulator
@@ -30,8 +29,8 @@ def merged(*specs: dict[str, Any]) -> dict[str, Any]:
 def rounds(spec: dict[str, Any], count: int, device: str) -> tuple[Population, list[dict[str, Any]], Assembled]:
     """Some rounds without a folder: the population and the records."""
     place = CPU if device == "cpu" else torch.device("cuda", 0)
-    spec = merged(spec, {"runtime": {"device": device}})
-    run = assemble(Spec.parse(spec), Loaded.of(data.load("digits"), place))
+    wanted = Spec.parse(merged(spec, {"runtime": {"device": device}}))
+    run = assemble(wanted, Loaded.of(load_data(wanted.data), place))
     engine = populate([run])
     population = engine.population
     engine.start(0)

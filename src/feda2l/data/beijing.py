@@ -4,16 +4,14 @@ S. Zhang, B. Guo, A. Dong, J. He, Z. Xu, S. X. Chen, "Cautionary Tales on Air-Qu
 Proceedings of the Royal Society A 473, 2017; UCI Machine Learning Repository, data set 501 (CC BY 4.0).
 """
 
-import io
-import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feda2l.data.download import ENVIRONMENT, File, digest
+from feda2l.data.download import Archive, File, locate
 from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_windows
 from feda2l.data.series_text import Columns, read_columns
 from feda2l.errors import FedA2LError
@@ -24,12 +22,6 @@ WIND = "wd"  # the direction, in words: not forecast, but an hour without it cou
 MISSING = "NA"
 CLOCK = {"year": (1900, 2200), "month": (1, 12), "day": (1, 31), "hour": (0, 23)}
 
-# UCI publishes an archive that holds an archive that holds the folder. It publishes no sums; this one is listed by
-# several independent projects, and the files' were computed from two copies that agree byte for byte.
-URL = "https://archive.ics.uci.edu/static/public/501/beijing+multi+site+air+quality+data.zip"
-ZIP = File(8_192_212, "b04da438b2f331ac0ffd45aebdfec0d20d2367feb5f6948c4b1f7ce1191e33c4")
-INNER = "PRSA2017_Data_20130301-20170228.zip"
-FOLDER = "PRSA_Data_20130301-20170228"
 STATIONS = {
     "Aotizhongxin": File(2_835_916, "a94fbcfc71708b6ffdc033360163d91efb7f675e496f6b5860929aa96b96351b"),
     "Changping": File(2_722_295, "a2e21402a6d95fb7043f87959e6e3dcbecb957aac356a6f8028a85b047c772e7"),
@@ -51,7 +43,18 @@ def file_name(station: str) -> str:
     return f"PRSA_Data_{station}_20130301-20170228.csv"
 
 
-FILES = {file_name(station): file for station, file in STATIONS.items()}
+# UCI publishes an archive that holds an archive that holds the folder. It publishes no sums; this one is listed by
+# several independent projects, and the files' were computed from two copies that agree byte for byte.
+ARCHIVE = Archive(
+    dataset=DATASET,
+    url="https://archive.ics.uci.edu/static/public/501/beijing+multi+site+air+quality+data.zip",
+    checksum="b04da438b2f331ac0ffd45aebdfec0d20d2367feb5f6948c4b1f7ce1191e33c4",
+    size=8_192_212,
+    folder="PRSA_Data_20130301-20170228",
+    files={file_name(station): file for station, file in STATIONS.items()},
+    proven=False,
+    inner="PRSA2017_Data_20130301-20170228.zip",
+)
 
 
 def load(
@@ -62,11 +65,11 @@ def load(
     stride: int = 1,
     crossing: Literal["drop", "train"] = "drop",
 ) -> Series:
-    """The twelve stations from the official files in the data folder `folder`: 35,822 windows of complete hours.
-
-    The csv files may lie in the folder itself or in the archive's own folder inside it; the archive will do too.
-    """
-    return read(_tables(folder), lengths=lengths, train_fraction=train_fraction, stride=stride, crossing=crossing)
+    """The twelve stations from the official files in the data folder `folder`: 35,822 windows of complete hours."""
+    place = locate(ARCHIVE, folder)
+    # one by one, so that the words of one file only are in memory
+    tables = ((station, _table(place / file_name(station))) for station in STATIONS)
+    return read(tables, lengths=lengths, train_fraction=train_fraction, stride=stride, crossing=crossing)
 
 
 def read(
@@ -107,7 +110,7 @@ class Station(NamedTuple):
 
 
 def _station(table: Columns) -> Station:
-    values = table.numbers(VARIATES, missing=MISSING)
+    values = table.numbers(VARIATES, missing=(MISSING,))
     hours = _hours(table)
     empty = np.isnan(values).all(axis=0)
     complete = ~np.isnan(values).any(axis=1) & (table.words(WIND) != MISSING)
@@ -140,59 +143,11 @@ def _hours(table: Columns) -> NDArray[np.int64]:
     return hours
 
 
-def _tables(folder: Path) -> Iterator[tuple[str, Columns]]:
-    """The stations one by one, so that the words of one file only are in memory."""
-    for place in (folder / FOLDER, folder):
-        if any((place / name).is_file() for name in FILES):
-            for station, file in STATIONS.items():
-                path = place / file_name(station)
-                yield station, read_columns(str(path), _text(_bytes(path, file, folder), str(path)))
-            return
-    yield from _inside(folder)
-
-
-def _bytes(path: Path, file: File, folder: Path) -> bytes:
-    if not path.is_file():
-        raise FedA2LError(f"{path} is missing; {_by_hand(folder)}")
+def _table(path: Path) -> Columns:
     try:
-        content = path.read_bytes()
+        text = path.read_text(encoding="ascii")
     except OSError as error:
         raise FedA2LError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(content) != file.size:
-        raise FedA2LError(
-            f"{path} is damaged: expected {file.size} bytes, found {len(content)}; remove it and fetch it again"
-        )
-    return content
-
-
-def _inside(folder: Path) -> Iterator[tuple[str, Columns]]:
-    """The stations out of the official archive, which is read where it lies."""
-    path = folder / URL.rsplit("/", 1)[-1]
-    if not path.is_file():
-        raise FedA2LError(
-            f"{folder / FOLDER / next(iter(FILES))} is missing, as are the others, in {folder} too; {_by_hand(folder)}"
-        )
-    if (found := digest(path, "sha256")) != ZIP.sha256:
-        raise FedA2LError(
-            f"{path} is not the official archive: expected sha256 {ZIP.sha256} of {ZIP.size} bytes, found {found} of "
-            f"{path.stat().st_size}; remove it and fetch again"
-        )
-    with zipfile.ZipFile(path) as outer, zipfile.ZipFile(io.BytesIO(outer.read(INNER))) as inner:
-        for station in STATIONS:
-            member = f"{FOLDER}/{file_name(station)}"
-            source = f"{path}: {member}"
-            yield station, read_columns(source, _text(inner.read(member), source))
-
-
-def _text(content: bytes, source: str) -> str:
-    try:
-        return content.decode("ascii")
     except UnicodeDecodeError as error:
-        raise FedA2LError(f"{source} is damaged: byte {error.start} is not text") from error
-
-
-def _by_hand(folder: Path) -> str:
-    return (
-        f"to place them, bring {URL} to {folder / URL.rsplit('/', 1)[-1]} (or extract it and the {INNER} in it there, "
-        f"which gives {folder / FOLDER}) and pass --data {folder} or set {ENVIRONMENT}={folder}"
-    )
+        raise FedA2LError(f"{path} is damaged: byte {error.start} is not text") from error
+    return read_columns(str(path), text)

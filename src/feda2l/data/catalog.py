@@ -2,16 +2,15 @@
 
 import hashlib
 import os
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from feda2l.data import beijing, cifar, download, exchange_rate, images, tinyimagenet
-from feda2l.data.download import Archive, data_folder, digest
+from feda2l.data.download import Archive, data_folder, digest, members
 from feda2l.data.samples import Dataset
-from feda2l.data.series import Series
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
 
@@ -22,7 +21,8 @@ Folder = str | os.PathLike[str] | None
 class Entry:
     """A data set: a line that describes it, the model it is tried with, how it is loaded, its archive if it has one.
 
-    `check` loads it without writing anything, where `load` does write.
+    `check` loads it without writing anything, where `load` does write. A `series` is forecast: its loader takes
+    `lengths`, `train_fraction` and `stride`.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Entry:
     load: Callable[..., Dataset]
     archive: Archive | None = None
     check: Callable[[Path], Dataset] | None = None
+    series: bool = False
 
     @property
     def source(self) -> str:
@@ -70,20 +71,17 @@ CATALOG: dict[str, Entry] = {
             "timer",
             exchange_rate.load,
             exchange_rate.ARCHIVE,
+            series=True,
         ),
         Entry(
             "beijing_air_quality",
             "hourly air quality at 12 stations, a node each: 35,822 windows of 11 variates",
             "timer",
             beijing.load,
+            beijing.ARCHIVE,
+            series=True,
         ),
     )
-}
-
-# those that are forecast: their loaders take `lengths`, `train_fraction` and `stride`
-SERIES: dict[str, Callable[..., Series]] = {
-    "exchange_rate": exchange_rate.load,
-    "beijing_air_quality": beijing.load,
 }
 
 
@@ -125,10 +123,18 @@ def find(name: str) -> Entry:
     return look_up(name, CATALOG, "data.name")
 
 
-def load(name: str, folder: Folder = None) -> Dataset:
-    """The data set as tensors, from files already in the data folder; nothing is downloaded."""
+def is_series(name: object) -> bool:
+    """Is it the name of one of our series?"""
+    return isinstance(name, str) and name in CATALOG and CATALOG[name].series
+
+
+def load(name: str, folder: Folder = None, **options: Any) -> Dataset:
+    """The data set as tensors, from files already in the data folder; nothing is downloaded.
+
+    `options` are those of the loader: of series `lengths`, `train_fraction` and `stride`.
+    """
     entry = find(name)
-    return entry.load(data_folder(folder) if entry.archive or name in SERIES else Path())
+    return entry.load(data_folder(folder) if entry.archive else Path(), **options)
 
 
 def fetch(name: str, folder: Folder = None) -> Path:
@@ -163,19 +169,19 @@ def verify(name: str, folder: Folder = None) -> Verdict:
 def _files(archive: Archive, folder: Path) -> list[Finding]:
     """A finding for the archive, if it lies in `folder`, and one for each wanted file."""
     findings, inside = [], {}
-    path = folder / archive.name
-    if path.is_file():
-        if (found := digest(path, "md5")) == archive.md5:
-            findings.append(Finding(archive.name, f"the official archive, md5 {found}", official=True))
+    path, kind = folder / archive.name, archive.algorithm
+    if path.is_file() and not archive.plain:
+        if (found := digest(path, kind)) == archive.checksum:
+            findings.append(Finding(archive.name, f"the official archive, {kind} {found}", official=True))
             inside = _inside(archive, path) if archive.files else {}
         else:
-            text = f"not the official archive: expected md5 {archive.md5}, found {found}"
+            text = f"not the official archive: expected {kind} {archive.checksum}, found {found}"
             findings.append(Finding(archive.name, text, ok=False))
     if archive.prepared:
         return [*findings, *_prepared(archive, folder)]
-    missing = archive.missing(folder)
+    missing, place = archive.missing(folder), archive.place(folder)
     for name, file in archive.files.items():
-        path = folder / archive.folder / name
+        path = place / name
         if name in missing and inside:
             findings.append(Finding(str(path), "in the archive, not extracted yet", official=True))
         elif name in missing:
@@ -183,7 +189,7 @@ def _files(archive: Archive, folder: Path) -> list[Finding]:
         elif (size := path.stat().st_size) != file.size:
             findings.append(Finding(str(path), f"expected {file.size} bytes, found {size}", ok=False))
         else:
-            findings.append(_bytes(archive, path, inside.get(name)))
+            findings.append(_bytes(archive, folder, path, inside.get(name)))
     return findings
 
 
@@ -195,16 +201,17 @@ def _prepared(archive: Archive, folder: Path) -> list[Finding]:
         return [Finding(str(folder / archive.folder), f"missing; {archive.by_hand(folder)}", ok=False)]
     if place.name == archive.name:
         return []
-    if place.name == archive.prepared and tinyimagenet.origin(place) == archive.md5:
-        return [Finding(str(place), f"decoded from the official archive, md5 {archive.md5}", official=True)]
+    if place.name == archive.prepared and tinyimagenet.origin(place) == archive.checksum:
+        text = f"decoded from the official archive, {archive.algorithm} {archive.checksum}"
+        return [Finding(str(place), text, official=True)]
     text = (
         f"whether the pictures are the official ones is unknown; to know, remove it, put {archive.name} "
-        f"(md5 {archive.md5}) into {folder} and verify again"
+        f"({archive.algorithm} {archive.checksum}) into {folder} and verify again"
     )
     return [Finding(str(place), text)]
 
 
-def _bytes(archive: Archive, path: Path, inside: str | None) -> Finding:
+def _bytes(archive: Archive, folder: Path, path: Path, inside: str | None) -> Finding:
     """Whether a file of the right size holds the official bytes: those of the official archive, or of the known sum."""
     known, found = inside or archive.files[path.name].sha256, digest(path, "sha256")
     if found == known:
@@ -214,20 +221,17 @@ def _bytes(archive: Archive, path: Path, inside: str | None) -> Finding:
     return Finding(
         str(path),
         f"structure is right, whether the bytes are the official ones is unknown: sha256 {found}; to know, put "
-        f"{archive.name} (md5 {archive.md5}) into {path.parent.parent} and verify again",
+        f"{archive.name} ({archive.algorithm} {archive.checksum}) into {folder} and verify again",
     )
 
 
 def _inside(archive: Archive, path: Path) -> dict[str, str]:
     """The sha256 of the wanted files inside the archive."""
     sums = {}
-    with tarfile.open(path, "r:gz") as tar:
-        for member in tar:
-            content = tar.extractfile(member) if member.isreg() else None
+    with members(archive, path) as found:
+        for member in found:
             name = member.name.removeprefix(f"{archive.folder}/")
-            if content and name in archive.files:
-                whole = hashlib.sha256()
-                while chunk := content.read(2**20):
-                    whole.update(chunk)
-                sums[name] = whole.hexdigest()
+            if member.size is not None and name in archive.files:
+                with member.open() as content:
+                    sums[name] = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
     return sums

@@ -8,14 +8,18 @@ import contextlib
 import errno
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
 import tarfile
 import tempfile
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from feda2l.errors import FedA2LError, RunFailed
 
@@ -36,6 +40,9 @@ class File:
 class Archive:
     """A `.tar.gz` or `.zip` as its authors publish it, and the files that are wanted from its `folder`.
 
+    `checksum` is its md5 or sha256, whichever is known. `inner` is the zip archive inside it that holds the files, if
+    they are packed twice. A single file may be its own archive: then its name is the archive's, and `folder` is ".".
+
     One of very many small files is read as it is, or where it was extracted by hand: then it is a `.zip`, `files` is
     empty, and `prepared` is the file that the loader makes of it once.
 
@@ -45,28 +52,48 @@ class Archive:
 
     dataset: str
     url: str
-    md5: str
+    checksum: str
     size: int
     folder: str
     files: dict[str, File]
     proven: bool
     prepared: str | None = None
+    inner: str | None = None
 
     @property
     def name(self) -> str:
         return self.url.rsplit("/", 1)[-1]
 
+    @property
+    def algorithm(self) -> str:
+        """Of the checksum."""
+        return "md5" if len(self.checksum) == 32 else "sha256"
+
+    @property
+    def plain(self) -> bool:
+        """Is it a single file, which there is nothing to extract from?"""
+        return self.name in self.files
+
+    def place(self, folder: Path) -> Path:
+        """Where the wanted files lie: in the archive's folder, unless someone put them into the data folder itself."""
+        own = folder / self.folder
+        here = any(_size(folder / name) == file.size for name, file in self.files.items())
+        return folder if here and not any((own / name).exists() for name in self.files) else own
+
     def missing(self, folder: Path) -> list[str]:
         """The wanted files that do not lie in the data folder; "" is all of them."""
         if self.prepared:
             return [] if any((folder / name).exists() for name in (self.prepared, self.folder)) else [""]
-        return [name for name in self.files if not (folder / self.folder / name).is_file()]
+        place = self.place(folder)
+        return [name for name in self.files if not (place / name).is_file()]
 
     def by_hand(self, folder: Path) -> str:
         """How to place the files without this program's download."""
+        also = f" and the {self.inner} in it" if self.inner else ""
+        extracted = "" if self.plain else f" (or extract it{also} there, which gives {folder / self.folder})"
         return (
-            f"to place it by hand, bring {self.url} to {folder / self.name} (or extract it there, which gives "
-            f"{folder / self.folder}) and pass --data {folder} or set {ENVIRONMENT}={folder}"
+            f"to place it by hand, bring {self.url} to {folder / self.name}{extracted} and pass --data {folder} or "
+            f"set {ENVIRONMENT}={folder}"
         )
 
 
@@ -92,28 +119,80 @@ def digest(path: Path, algorithm: str) -> str:
 
 
 def download(archive: Archive, folder: Path) -> Path:
-    """The archive in `folder`, downloaded with a progress bar and kept only if its md5 is the published one."""
+    """The archive in `folder`, downloaded with a progress bar and kept only if its checksum is the published one."""
     try:
         import pooch
     except ImportError:
         raise FedA2LError(f"a download needs the package pooch; {archive.by_hand(folder)}") from None
     fetch = pooch.HTTPDownloader(progressbar=importlib.util.find_spec("tqdm") is not None, timeout=30)
-    with staging(folder, archive.size) as partial:
-        part = partial / archive.name
+    with staging(folder, archive.size) as staged:
+        part = staged / archive.name
         try:
             fetch(archive.url, str(part), None)
         except OSError as error:  # what requests raises is an OSError too, without an errno
             if error.errno is not None:
                 raise
             raise RunFailed(f"cannot download {archive.url}: {error}; {archive.by_hand(folder)}") from error
-        found, size = digest(part, "md5"), part.stat().st_size
-        if found != archive.md5:
+        kind = archive.algorithm
+        found, size = digest(part, kind), part.stat().st_size
+        if found != archive.checksum:
             raise RunFailed(
-                f"{archive.url} arrived with a wrong checksum and was removed: expected {archive.size} bytes with md5 "
-                f"{archive.md5}, found {size} bytes with md5 {found}; try again; {archive.by_hand(folder)}"
+                f"{archive.url} arrived with a wrong checksum and was removed: expected {archive.size} bytes with "
+                f"{kind} {archive.checksum}, found {size} bytes with {kind} {found}; try again; "
+                f"{archive.by_hand(folder)}"
             )
         os.replace(part, folder / archive.name)
     return folder / archive.name
+
+
+class Member(NamedTuple):
+    """A member of an archive: its full name, its size (None: it is no plain file), and how to read it."""
+
+    name: str
+    size: int | None
+    open: Callable[[], IO[bytes]]
+
+
+@contextlib.contextmanager
+def members(archive: Archive, path: Path) -> Iterator[Iterator[Member]]:
+    """The members of the archive at `path`, or of the one inside it; each is read before the next is asked for.
+
+    Damage that shows on the way is said in words.
+    """
+    try:
+        yield _zipped(archive, path) if path.suffix == ".zip" else _tarred(path)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise FedA2LError(
+            f"{path} is not a whole archive ({error}): expected {archive.size} bytes, found {path.stat().st_size}; "
+            "remove it and fetch it again"
+        ) from error
+
+
+def _tarred(path: Path) -> Iterator[Member]:
+    with tarfile.open(path, "r:gz") as tar:
+        for member in tar:
+            name = member.name.removeprefix("./")
+            yield Member(name, member.size if member.isreg() else None, partial(_content, tar, member))
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    content = tar.extractfile(member)
+    assert content is not None  # it is a plain file
+    return content
+
+
+def _zipped(archive: Archive, path: Path) -> Iterator[Member]:
+    with contextlib.ExitStack() as stack:
+        zipped = stack.enter_context(zipfile.ZipFile(path))
+        if archive.inner:
+            if archive.inner not in zipped.namelist():
+                raise FedA2LError(f"{path} does not contain {archive.inner}; remove it and fetch it again")
+            zipped = stack.enter_context(zipfile.ZipFile(io.BytesIO(zipped.read(archive.inner))))
+        for member in zipped.infolist():
+            size = None if member.is_dir() else member.file_size
+            yield Member(member.filename, size, partial(zipped.open, member))
 
 
 def extract(archive: Archive, folder: Path) -> None:
@@ -123,34 +202,23 @@ def extract(archive: Archive, folder: Path) -> None:
     """
     path = folder / archive.name
     wanted = {f"{archive.folder}/{name}": name for name in archive.missing(folder)}
-    with staging(folder, sum(archive.files[name].size for name in wanted.values())) as partial:
-        try:
-            with tarfile.open(path, "r:gz") as tar:
-                for member in tar:
-                    name = wanted.get(member.name.removeprefix("./"))
-                    if name is None:
-                        continue
-                    if not member.isreg() or member.size != archive.files[name].size:
-                        kind = f"{member.size} bytes" if member.isreg() else "not a plain file"
-                        raise FedA2LError(
-                            f"{path}: {member.name} should have {archive.files[name].size} bytes, found {kind}"
-                        )
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    with (partial / name).open("wb") as file:
-                        shutil.copyfileobj(content, file, MIB)
-        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise FedA2LError(
-                f"{path} is not a whole archive ({error}): expected {archive.size} bytes, found {path.stat().st_size}; "
-                "remove it and fetch it again"
-            ) from error
-        if absent := [member for member, name in wanted.items() if not (partial / name).exists()]:
+    with staging(folder, sum(archive.files[name].size for name in wanted.values())) as staged:
+        with members(archive, path) as found:
+            for member in found:
+                name = wanted.get(member.name)
+                if name is None:
+                    continue
+                size = archive.files[name].size
+                if member.size != size:
+                    kind = "not a plain file" if member.size is None else f"{member.size} bytes"
+                    raise FedA2LError(f"{path}: {member.name} should have {size} bytes, found {kind}")
+                with member.open() as content, (staged / name).open("wb") as file:
+                    shutil.copyfileobj(content, file, MIB)
+        if absent := [member for member, name in wanted.items() if not (staged / name).exists()]:
             raise FedA2LError(f"{path} does not contain {absent[0]}; remove it and fetch it again")
         (folder / archive.folder).mkdir(exist_ok=True)
         for name in wanted.values():
-            os.replace(partial / name, folder / archive.folder / name)
+            os.replace(staged / name, folder / archive.folder / name)
 
 
 def fetch(archive: Archive, folder: Path) -> Path:
@@ -159,10 +227,10 @@ def fetch(archive: Archive, folder: Path) -> Path:
     if archive.missing(folder):
         if not path.exists():
             download(archive, folder)
-        elif (found := digest(path, "md5")) != archive.md5:
+        elif (found := digest(path, archive.algorithm)) != archive.checksum:
             raise FedA2LError(
-                f"{path} is not the official archive: expected md5 {archive.md5} of {archive.size} bytes, found "
-                f"{found} of {path.stat().st_size}; remove it and fetch again"
+                f"{path} is not the official archive: expected {archive.algorithm} {archive.checksum} of "
+                f"{archive.size} bytes, found {found} of {path.stat().st_size}; remove it and fetch again"
             )
     return locate(archive, folder)
 
@@ -181,16 +249,21 @@ def locate(archive: Archive, folder: Path) -> Path:
         extract(archive, folder)
     elif missing:
         raise FedA2LError(
-            f"{folder / archive.folder / missing[0]} is missing; `feda2l data fetch {archive.dataset} --data {folder}` "
+            f"{archive.place(folder) / missing[0]} is missing; `feda2l data fetch {archive.dataset} --data {folder}` "
             f"downloads it; {archive.by_hand(folder)}"
         )
+    place = archive.place(folder)
     for name, file in archive.files.items():
-        path = folder / archive.folder / name
+        path = place / name
         if (size := path.stat().st_size) != file.size:
             raise FedA2LError(
                 f"{path} is damaged: expected {file.size} bytes, found {size}; remove it and fetch it again"
             )
-    return folder / archive.folder
+    return place
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ ARCHIVE = Archive(
     dataset="exchange_rate",
     url="https://raw.githubusercontent.com/laiguokun/multivariate-time-series-data/"
     "7f402f185cc2435b5e66aed13a3b560ed142e023/exchange_rate/exchange_rate.txt.gz",
-    md5="9dd5a9c8f8f324e234938400f232fa08",
+    checksum="9dd5a9c8f8f324e234938400f232fa08",
     size=177_142,
     folder=".",
     files={

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from feda2l.data.series import Lengths, Series, Site, assemble, split_windows
-from feda2l.data.series_text import read_columns
+from feda2l.data.labels import distinct, numbered
+from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_windows
+from feda2l.data.series_text import Columns, read_columns
 from feda2l.errors import FedA2LError
+
+MISSING = ("", "NA", "NaN", "nan")
 
 
 def load(
@@ -19,31 +22,54 @@ def load(
     train_fraction: float = 0.8,
     stride: int = 1,
 ) -> Series:
-    """The series of a CSV file whose first line names the columns; an empty cell is a missing value.
+    """The series of a CSV file whose first line names the columns; an empty cell, NA or NaN is a missing value.
 
-    Lines are in order of time. `node` is the column that says which site a line belongs to; without it there is one.
-    `variates` are all other columns unless told. Only windows without a missing value are used (`split_windows`).
+    Lines are in order of time, in equal steps. `node` is the column that says which site a line belongs to; without it
+    there is one. `variates` are all other columns unless told; each holds numbers. Only windows without a missing value
+    are used (`split_windows`).
     """
     place = Path(path).expanduser()
     try:
-        text = place.read_text(encoding="utf-8-sig")
+        text = place.read_text(encoding="utf-8-sig").rstrip()
     except (OSError, UnicodeDecodeError) as error:
         raise FedA2LError(f"{place} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     columns = read_columns(str(place), text)
-    wanted = tuple(variates) if variates is not None else tuple(name for name in columns.names if name != node)
+    if twice := [name for name in columns.names if columns.names.count(name) > 1]:
+        raise FedA2LError(f"{place} has two columns {twice[0]!r}")
+    wanted = tuple(name for name in columns.names if name != node) if variates is None else tuple(variates)
     if not wanted:
-        raise FedA2LError(f"{place} has no column beside {node!r} to forecast")
-    values = columns.numbers(wanted, missing="")
-    words = columns.words(node) if node else np.full(len(values), place.stem)
-    names, site = np.unique(words, return_inverse=True)
-    given = Lengths(*lengths)
+        raise FedA2LError(f"{place} has no column{f' beside {node!r}' if node else ''} to forecast")
+    whose = [place.stem] * len(columns.lines) if node is None else _sites(columns, node)
+    values = _numbers(columns, wanted, chosen=variates is not None)
+    names, given = distinct(whose), Lengths(*lengths)
+    site = numbered(whose, names)
     sites = []
     for number, name in enumerate(names):
         rows = values[site == number]
         complete = ~np.isnan(rows).any(axis=1)
         if not complete.any():
             raise FedA2LError(f"{place}: {name} has no line without a missing value")
-        sites.append(
-            Site(str(name), rows, split_windows(complete, given, train_fraction=train_fraction, stride=stride))
-        )
+        sites.append(Site(name, rows, split_windows(complete, given, train_fraction=train_fraction, stride=stride)))
     return assemble(place.stem, sites, wanted, given)
+
+
+def _sites(columns: Columns, node: str) -> list[str]:
+    """The site of each line."""
+    words: list[str] = columns.words(node).tolist()
+    if "" in words:
+        line = columns.first + words.index("")
+        raise FedA2LError(f"{columns.source}, line {line}, column {node!r}: the cell is empty")
+    return words
+
+
+def _numbers(columns: Columns, wanted: tuple[str, ...], *, chosen: bool) -> Rows:
+    """The variates; where they are all columns because none were chosen, a word among them may be no mistake."""
+    try:
+        return columns.numbers(wanted, missing=MISSING)
+    except FedA2LError as error:
+        if chosen:
+            raise
+        raise FedA2LError(
+            f"{error}; if this column is not to be forecast, name those that are in data.columns, or take it out of "
+            "the file (one that names a line's site goes into data.node)"
+        ) from error

@@ -1,6 +1,7 @@
 """Tables of numbers from comma-separated text, with errors that name the file, the line and the column."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,15 +26,16 @@ class Columns:
     def words(self, column: str) -> NDArray[np.str_]:
         """A column as it is written, without the quotes."""
         at = self._place(column)
-        return np.array([line.split(",", at + 1)[at].strip('"') for line in self.lines])
+        return np.array([_bare(line.split(",", at + 1)[at]) for line in self.lines])
 
-    def numbers(self, columns: Sequence[str], *, missing: str | None = None) -> NDArray[np.float64]:
-        """Columns as numbers [lines, columns], NaN where a cell says `missing`; any other word is an error."""
+    def numbers(self, columns: Sequence[str], *, missing: Sequence[str] = ()) -> NDArray[np.float64]:
+        """Columns as numbers [lines, columns], NaN where a cell is a word of `missing`; any other is an error."""
         places = [self._place(column) + 1 for column in columns]
         lines = [f",{line}" for line in self.lines]  # so that a comma stands before every cell
         doubt = any(",nan" in line.lower() for line in lines)
-        if missing is not None:
-            lines = [line.replace(f",{missing}", ",nan") for line in lines]
+        if missing:
+            word = re.compile(rf',\s*"?(?:{"|".join(map(re.escape, missing))})"?\s*(?=,|$)')
+            lines = [word.sub(",nan", line) for line in lines]
         try:
             # a fast reader that does not say where it stopped: the cell is looked for only when there is one
             values = np.loadtxt(lines, delimiter=",", quotechar='"', comments=None, usecols=places, ndmin=2)
@@ -49,16 +51,16 @@ class Columns:
             raise FedA2LError(f"{self.source} has no column {column!r}; its columns: {', '.join(self.names)}")
         return self.names.index(column)
 
-    def _complaint(self, columns: Sequence[str], missing: str | None) -> FedA2LError | None:
+    def _complaint(self, columns: Sequence[str], missing: Sequence[str]) -> FedA2LError | None:
         """The error that names the first cell which is no number."""
         for number, line in enumerate(self.lines, start=self.first):
             cells = dict(zip(self.names, line.split(","), strict=True))
             for column in columns:
-                word = cells[column].strip('"')
-                if word != missing and not _is_number(word):
+                word = _bare(cells[column])
+                if word not in missing and not _is_number(word):
+                    other = f" or {missing[0] or 'an empty cell'}" if missing else ""
                     return FedA2LError(
-                        f"{self.source}, line {number}, column {column!r}: expected a number"
-                        f"{f' or {missing}' if missing else ''}, found {word!r}"
+                        f"{self.source}, line {number}, column {column!r}: expected a number{other}, found {word!r}"
                     )
         return None
 
@@ -68,7 +70,7 @@ def read_columns(source: str, text: str, names: Sequence[str] | None = None) -> 
     lines = text.splitlines()
     first = 1
     if names is None and lines:
-        names = [name.strip('"') for name in lines.pop(0).split(",")]
+        names = [_bare(name) for name in lines.pop(0).split(",")]
         first = 2
     if names is None or not lines:
         raise FedA2LError(f"{source} is empty")
@@ -78,6 +80,11 @@ def read_columns(source: str, text: str, names: Sequence[str] | None = None) -> 
                 f"{source}, line {number}: expected {len(names)} values, found {found}; the file is damaged"
             )
     return Columns(source, tuple(names), lines, first)
+
+
+def _bare(cell: str) -> str:
+    """A cell without the quotes and the blanks around it."""
+    return cell.strip().strip('"').strip()
 
 
 def _is_number(word: str) -> bool:

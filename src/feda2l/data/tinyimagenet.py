@@ -24,7 +24,7 @@ from feda2l.data.labels import numbered
 from feda2l.data.pictures import Source, describe, gather, say
 from feda2l.errors import FedA2LError
 
-VERSION = "1"  # of the file with the decoded pictures; one of another version is made anew
+VERSION = "2"  # of the file with the decoded pictures; one of another version is made anew
 SIZE = (64, 64)
 
 
@@ -44,11 +44,11 @@ class TinyImageNet:
 
 @dataclass(frozen=True)
 class _Decoded:
-    """The two parts with labels; the md5 of the archive they come from, if it was one; what was left out and why."""
+    """The two parts with labels; the checksum of the archive, if they come from it; what was left out and why."""
 
     tensors: dict[str, Tensor]
     class_names: list[str]
-    md5: str
+    checksum: str
     left_out: dict[str, str]
 
 
@@ -98,10 +98,10 @@ def load(
 
 
 def origin(path: Path) -> str | None:
-    """The md5 of the archive that a file of decoded pictures was made from; None if it was not, or cannot be read."""
+    """The checksum of the archive that decoded pictures were made from; None if it was none, or cannot be read."""
     try:
         with safe_open(path, "pt") as file:
-            return (file.metadata() or {}).get("md5") or None
+            return (file.metadata() or {}).get("checksum") or None
     except (SafetensorError, OSError):
         return None
 
@@ -119,7 +119,7 @@ def _roots(source: TinyImageNet, folder: Path) -> tuple[Path, Path]:
 def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool, processes: int | None) -> _Decoded:
     """Both parts, read from the archive or the folder `root`."""
     # Names start with the archive's folder, in the archive as well as in the data folder.
-    root, md5 = (root.parent, "") if root.is_dir() else (root, digest(root, "md5"))
+    root, checksum = (root.parent, "") if root.is_dir() else (root, digest(root, source.archive.algorithm))
     top, files = source.archive.folder, Source(root)
     ids = sorted(set(files.text(f"{top}/wnids.txt").split()))
     if len(ids) != source.classes:
@@ -138,9 +138,9 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     problems |= gathered.problems
     if problems and not skip_corrupt:
         raise FedA2LError(
-            f"{root}: {describe(problems, source.pictures)}; remove {root if md5 else root / top} and fetch it again, "
-            f"or leave them out for good with feda2l.data.tinyimagenet.load(TINYIMAGENET, {str(prepared.parent)!r}, "
-            "skip_corrupt=True)"
+            f"{root}: {describe(problems, source.pictures)}; remove {root if checksum else root / top} and fetch it "
+            "again, or leave them out for good with feda2l.data.tinyimagenet.load(TINYIMAGENET, "
+            f"{str(prepared.parent)!r}, skip_corrupt=True)"
         )
     x, y = torch.from_numpy(gathered.x), torch.from_numpy(numbered(list(owners.values()), ids))
     kept = torch.from_numpy(np.array([name not in problems for name in owners]))
@@ -153,7 +153,7 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
             raise FedA2LError(
                 f"{root}: no {part} picture of {ids[empty[0]]} is left; {describe(problems, len(owners))}"
             )
-    return _Decoded(parts, _names(files, top, ids), md5, problems)
+    return _Decoded(parts, _names(files, top, ids), checksum, problems)
 
 
 def _annotated(source: TinyImageNet, files: Source, ids: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -192,7 +192,7 @@ def _write(decoded: _Decoded, path: Path) -> None:
     """Keep the decoded pictures: whole or not at all. Where they cannot be kept, the next run decodes them again."""
     about = {
         "version": VERSION,
-        "md5": decoded.md5,
+        "checksum": decoded.checksum,
         "class_names": json.dumps(decoded.class_names),
         "left_out": json.dumps(decoded.left_out),
     }
@@ -222,7 +222,7 @@ def _read(source: TinyImageNet, path: Path) -> _Decoded | None:
         count = len(tensors["train_y"]) + len(tensors["test_y"]) + len(left_out)
         if count != source.pictures:
             raise ValueError(f"{count} pictures, expected {source.pictures}")
-        return _Decoded(tensors, json.loads(about["class_names"]), about["md5"], left_out)
+        return _Decoded(tensors, json.loads(about["class_names"]), about["checksum"], left_out)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         say(f"{path} is not used ({error}); the pictures are decoded again")
         return None
@@ -234,7 +234,7 @@ TINYIMAGENET = TinyImageNet(
     archive=Archive(
         dataset="tinyimagenet",
         url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-        md5="90528d7ca1a48142e341f4ef8d21d0de",
+        checksum="90528d7ca1a48142e341f4ef8d21d0de",
         size=248_100_043,
         folder="tiny-imagenet-200",
         files={},

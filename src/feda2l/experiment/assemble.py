@@ -49,7 +49,7 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
     spec = spec.resolved(
         layers=len(layers), model=name, nodes=count_nodes(spec, dataset), loss=spec.model.loss or shape.loss
     )
-    loss = _loss(spec)
+    loss = _loss(spec, classes=dataset.classes is not None)
     _try_out(spec, model, loss, data)
     algorithm = spec.algorithm.algorithm
     optimizer = spec.training.optimizer
@@ -132,7 +132,8 @@ class Shape(NamedTuple):
     def of(cls, dataset: Dataset) -> "Shape":
         if dataset.classes is not None:
             return cls(tuple(dataset.input), dataset.classes)
-        return cls(tuple(dataset.input), None, dataset.train.targets(torch.tensor([0])).shape[1])
+        numbers = dataset.train.targets(torch.tensor([0])).shape[1:]
+        return cls(tuple(dataset.input), None, numbers[0] if numbers else None)
 
     @property
     def loss(self) -> str:
@@ -187,10 +188,13 @@ def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:
 LOSSES: dict[str, Loss] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss, "mae": F.l1_loss}
 
 
-def _loss(spec: Spec) -> Loss:
+def _loss(spec: Spec, *, classes: bool) -> Loss:
     name = spec.model.loss
     assert name is not None
     if name in LOSSES:
+        if classes != (name == "cross_entropy"):  # shapes may fit all the same, and then nonsense is learned
+            kind, fit = ("classes", "cross_entropy") if classes else ("numbers", "mse or mae")
+            raise FedA2LError(f'model.loss = "{name}": the targets of {spec.data.name} are {kind}, use {fit}')
         return LOSSES[name]
     if ":" not in name:
         raise FedA2LError(f'model.loss = "{name}": must be {", ".join(LOSSES)} or "package.module:function"')
@@ -200,10 +204,10 @@ def _loss(spec: Spec) -> Loss:
 
 def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
     """Two samples through the model and the loss, so that a mismatch is an error now and not in a worker."""
-    two = torch.arange(2)
+    two = torch.arange(min(2, len(data.dataset.train)))
     x, y = data.dataset.train.inputs(two), data.dataset.train.targets(two)
     classes, name = data.dataset.classes, spec.model.name
-    wanted = y.shape if classes is None else (2, classes)
+    wanted = y.shape if classes is None else (len(two), classes)
     try:
         outputs = model.eval()(x)
         value = loss(outputs, y) if isinstance(outputs, Tensor) and outputs.shape == wanted else None
@@ -214,7 +218,7 @@ def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
         ) from error
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
         found = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-        raise FedA2LError(f"model.name = {name!r}: its output for 2 samples is {found}, not {list(wanted)}")
+        raise FedA2LError(f"model.name = {name!r}: its output for {len(two)} samples is {found}, not {list(wanted)}")
     if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
         raise FedA2LError(
             f"model.loss = {spec.model.loss!r}: must give one number, as a tensor that depends on the model's outputs"

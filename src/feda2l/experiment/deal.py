@@ -44,7 +44,10 @@ def own_tests(spec: Spec, dataset: Dataset) -> list[Tensor] | None:
     """The test samples of each node, where nodes are what the test set is grouped by; else every node takes all."""
     if dataset.test_groups is None or spec.data.partition != "natural":
         return None
-    return [(dataset.test_groups == node).nonzero().squeeze(1) for node in range(spec.data.nodes)]
+    own = [(dataset.test_groups == node).nonzero().squeeze(1) for node in range(spec.data.nodes)]
+    if empty := [node for node, samples in enumerate(own) if not len(samples)]:
+        raise FedA2LError(f"{spec.data.name}: node {empty[0]} has no test samples (test_groups does not name it)")
+    return own
 
 
 def count_nodes(spec: Spec, dataset: Dataset) -> int:

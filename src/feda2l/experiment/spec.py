@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, Val
 
 from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.data import CATALOG
-from feda2l.data.catalog import SERIES
+from feda2l.data.catalog import is_series
 from feda2l.errors import FedA2LError
 from feda2l.experiment.reading import Source, explain, read_toml, with_sets
 from feda2l.imports import import_object
@@ -74,7 +74,7 @@ class DataSpec(Section):
     @property
     def forecasts(self) -> bool:
         """Is it a series?"""
-        return self.name in SERIES or (self.name == "csv" and self.target is None)
+        return is_series(self.name) or (self.name == "csv" and self.target is None)
 
 
 class ModelSpec(Section):
@@ -219,11 +219,14 @@ class Spec(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fit_series(cls, values: Any) -> Any:
-        """A series is split in time, a node a site, and trained in the batches of its protocol, unless told."""
+    def _fit_data(cls, values: Any) -> Any:
+        """Unless told: data that name their nodes are dealt to these; a series is split in time, a node a site, and
+        trained in the batches of its protocol."""
         data = values.get("data", {}) if isinstance(values, Mapping) else {}
         name = data.get("name") if isinstance(data, Mapping) else None
-        if not (name in SERIES or (name == "csv" and data.get("target") is None)):
+        if name == "csv" and data.get("node") is not None:
+            values = {**values, "data": {"partition": "natural", **data}}
+        if not (is_series(name) or (name == "csv" and data.get("target") is None)):
             return values
         training = values.get("training", {})
         fitted: dict[str, Any] = {"data": {"partition": "natural", "train_fraction": 0.8, **data}}

@@ -11,7 +11,7 @@ from feda2l.imports import import_object
 from feda2l.models.cnn import cnn, small_cnn
 from feda2l.models.mlp import mlp
 from feda2l.models.resnet import resnet18, resnet18_gn, resnet34, resnet34_gn
-from feda2l.models.timer import Timer
+from feda2l.models.timer import Timer, timer_next_patch
 from feda2l.names import look_up
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -23,6 +23,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18_gn": resnet18_gn,
     "resnet34_gn": resnet34_gn,
     "timer": Timer,
+    "timer_next_patch": timer_next_patch,
 }
 
 

@@ -137,10 +137,15 @@ class Timer(nn.Module):
         mean = x.mean(dim=1, keepdim=True)
         scale = (x.var(dim=1, keepdim=True, correction=0) + 1e-5).sqrt()
         sequences = ((x - mean) / scale).transpose(1, 2)  # [batch, channels, length]
-        tokens = self.encode(sequences.flatten(0, 1))
+        tokens = self.encode(sequences.flatten(0, 1).to(self.embed.weight.dtype))  # only here: levels need float32
         forecast = self.head(tokens.flatten(-2)) if whole else self.head(tokens).flatten(-2)
         result: Tensor = forecast.unflatten(0, sequences.shape[:2]).transpose(1, 2) * scale + mean
         return result
+
+
+def timer_next_patch(*, input: tuple[int, ...] = (96, 1), horizon: int = 96) -> Timer:
+    """Timer as its authors train it: each token forecasts the patch after it, rolled out to the horizon."""
+    return Timer(input=input, horizon=horizon, head="next_patch")
 
 
 @functools.lru_cache

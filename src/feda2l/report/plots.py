@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from feda2l.experiment.forecast import Forecasts
 
-def new_figure(columns: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
-    """A figure without a display, or an error that says how to get matplotlib."""
+
+SHOWN = 4  # variates of a forecast that fit a figure
+
+
+def new_figure(columns: int, width: float, height: float, rows: int = 1) -> "tuple[Figure, Sequence[Axes]]":
+    """A figure without a display, its panels row by row; or an error that says how to get matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -23,7 +28,7 @@ def new_figure(columns: int, width: float, height: float) -> "tuple[Figure, Sequ
         raise FedA2LError("figures need matplotlib: pip install 'feda2l[plots]'") from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, [figure.add_subplot(1, columns, number + 1) for number in range(columns)]
+    return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(rows * columns)]
 
 
 def plot_rules(
@@ -60,17 +65,49 @@ def plot_rules(
     save_figure(figure, path)
 
 
-def plot_partition(counts: NDArray[np.int64], class_names: Sequence[str], title: str, path: Path) -> None:
-    """Nodes x classes: the area of a dot is the number of samples."""
+def plot_partition(
+    counts: NDArray[np.int64], class_names: Sequence[str], title: str, path: Path, kind: str = "class"
+) -> None:
+    """Nodes x classes (or another `kind` of group): the area of a dot is the number of samples."""
     nodes, classes = counts.shape
     figure, (axes,) = new_figure(1, min(4 + 0.25 * classes, 16), min(2.5 + 0.25 * nodes, 16))
     node, label = np.nonzero(counts)
     size = counts[node, label]
     axes.scatter(label, node, s=220 * size / max(size.max(), 1), alpha=0.7)
-    axes.set(xlabel="class", ylabel="node", title=title, xlim=(-0.7, classes - 0.3), ylim=(nodes - 0.3, -0.7))
+    axes.set(xlabel=kind, ylabel="node", title=title, xlim=(-0.7, classes - 0.3), ylim=(nodes - 0.3, -0.7))
     if classes <= 20:
         axes.set_xticks(range(classes), class_names, rotation=45 if max(map(len, class_names)) > 3 else 0)
     axes.grid(alpha=0.2)
+    save_figure(figure, path)
+
+
+def plot_forecasts(found: "Forecasts", path: Path) -> None:
+    """A column a window, a row a variate (the first few): what was seen, what followed, what was forecast."""
+    shown = found.variates[:SHOWN]
+    columns = len(found.windows)
+    figure, panels = new_figure(columns, min(1.5 + 3.6 * columns, 24), 0.9 + 2.4 * len(shown), rows=len(shown))
+    who = "the mean model" if found.node is None else f"node {found.node}"
+    left = f", {len(shown)} of {len(found.variates)} variates" if len(shown) < len(found.variates) else ""
+    figure.suptitle(f"{found.name}: test windows as {who} forecasts them{left}", fontsize=10)
+    for number, axes in enumerate(panels):
+        variate, window = divmod(number, columns)
+        one = found.windows[window]
+        seen = np.arange(len(one.seen)) + one.row
+        ahead = np.arange(len(one.truth)) + one.row + len(one.seen)
+        axes.plot(seen, one.seen[:, variate], color="grey", linewidth=1, label="seen")
+        axes.plot(ahead, one.truth[:, variate], color="black", linewidth=1.2, label="what followed")
+        axes.plot(ahead, one.forecast[:, variate], color="tab:blue", linewidth=1.4, label="forecast")
+        axes.plot(ahead, one.naive[:, variate], color="tab:orange", linestyle="--", linewidth=1, label="last value")
+        axes.grid(alpha=0.25)
+        axes.ticklabel_format(useOffset=False)
+        axes.locator_params(axis="x", nbins=5)
+        if variate == 0:
+            axes.set_title(one.site, fontsize=9)
+        if window == 0:
+            axes.set_ylabel(shown[variate])
+        if variate == len(shown) - 1:
+            axes.set_xlabel("row of the series")
+    panels[0].legend(fontsize=7)
     save_figure(figure, path)
 
 

@@ -40,13 +40,17 @@ def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rou
     return table
 
 
-def partition_table(counts: NDArray[np.int64], class_names: Sequence[str]) -> Table:
-    """Who holds what: nodes x classes; many classes are shown as a count of those held."""
-    table = Table(title="samples of each class at each node")
+def partition_table(counts: NDArray[np.int64], class_names: Sequence[str], *, series: bool = False) -> Table:
+    """Who holds what: nodes x classes, or the sites of a series; many of them are shown as a count of those held.
+
+    Names of sites are long: then a few are many.
+    """
+    one, many, samples = ("site", "sites", "windows") if series else ("class", "classes", "samples")
+    table = Table(title=f"{samples} of each {one} at each node")
     table.add_column("node", justify="right")
-    wide = len(class_names) > 20
-    for name in ("classes held", "largest class") if wide else class_names:
-        table.add_column(name, justify="right")
+    wide = len(class_names) > 20 or sum(map(len, class_names)) > 100
+    for name in (f"{many} held", f"largest {one}") if wide else class_names:
+        table.add_column(name, justify="right", overflow="fold")
     table.add_column("all", justify="right")
     for node, row in enumerate(counts):
         largest = f"{class_names[int(row.argmax())]} ({row.max()})"

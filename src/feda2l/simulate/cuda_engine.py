@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from feda2l.data.samples import Labelled, Samples
-from feda2l.randomness import derive_seed
 from feda2l.round.train import Training
 from feda2l.simulate.cuda_kernels import count_step, take_batches, update_rows, update_table
 from feda2l.simulate.engine import Engine, Member, Score, ScoreJob, TrainJob, recalibrate_statistics, tally
@@ -44,12 +43,11 @@ class CudaEngine(Engine):
         self.precision, self.deterministic = precision, deterministic
         base, slots = population.base, population.layout.slots
         self.device, rows = base.device, len(base)
-        # bf16: convolutions and linear layers compute on a half-precision copy that the update kernel keeps true
+        # bf16: all but BatchNorm, which takes both, computes on a half-precision copy that the update kernel keeps true
         self.half = torch.zeros_like(base, dtype=torch.bfloat16) if precision == "bf16" else None
         self.dtype = base.dtype if self.half is None else torch.bfloat16
-        kinds = (nn.modules.conv._ConvNd, nn.Linear)
-        owners = {name for name, part in model.named_modules() if isinstance(part, kinds)}
-        self.in_half = [self.half is not None and slot.name.rpartition(".")[0] in owners for slot in slots]
+        whole = {name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)}
+        self.in_half = [self.half is not None and slot.name.rpartition(".")[0] not in whole for slot in slots]
         self.table = update_table(population.layout, self.in_half, self.device)
         self.full_table = update_table(population.layout, [False] * len(slots), self.device)
         self.rates = torch.zeros(rows, len(slots), dtype=base.dtype, device=self.device)
@@ -111,7 +109,6 @@ class CudaEngine(Engine):
 
         A step is None for a whole batch, whose samples stand in `order`, else a smaller batch's samples.
         """
-        torch.cuda.manual_seed(derive_seed(self.training(jobs[0]).seed, round=jobs[0].round, purpose="layers"))
         rows = torch.tensor([job.row for job in jobs], device=self.device)
         plans: list[list[Tensor | None]] = []
         lines: list[Tensor] = []
@@ -233,8 +230,11 @@ class CudaEngine(Engine):
         return point(model, views, {name: values[number] for name, values in buffers.items()})
 
     def inputs(self, values: Tensor) -> Tensor:
-        """Normalised samples in the precision and the memory format that the model computes in."""
-        values = values.to(self.dtype)
+        """Normalised samples in the precision and the memory format that the model computes in.
+
+        A series stays in float32: its level would drown its movement, and a forecaster scales it itself.
+        """
+        values = values if self.members[0].classes is None else values.to(self.dtype)
         return values.contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
 
     def asked(self, samples: Samples, index: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """The general GPU engine: each node's training step captured once as a CUDA graph, replayed on the node's stream."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from feda2l.randomness import derive_seed
 from feda2l.round.local import Local
 from feda2l.round.train import gradients_of, in_memory_order, objective
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
@@ -27,6 +29,7 @@ class _Node:
     batch: tuple[Tensor, ...] = ()  # kept alive for the graph
     local: Local | None = None  # the algorithm's part
     shadow: tuple[nn.Module, list[nn.Parameter]] | None = None  # a model at the point that it climbs to
+    draws: torch.Generator = field(default_factory=lambda: torch.Generator("cuda"))  # for its dropout
 
 
 class CudaGraphs(CudaEngine):
@@ -58,6 +61,10 @@ class CudaGraphs(CudaEngine):
             for job in jobs:
                 if job.row not in self.nodes:
                     self.nodes[job.row] = self._capture(job)
+            for job in jobs:
+                # draws depend on (seed, node, round), not on who else trains
+                seed = derive_seed(self.training(job).seed, node=job.node, round=job.round, purpose="layers")
+                self.nodes[job.row].draws.manual_seed(seed)
             present = torch.cuda.current_stream(self.device)
             for stream in self.streams:
                 stream.wait_stream(present)
@@ -84,12 +91,13 @@ class CudaGraphs(CudaEngine):
         state += [] if self.half is None else [self.half[row]]
         before = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self._learn(node, job, *node.batch)
-        torch.cuda.synchronize(self.device)
-        with torch.cuda.graph(node.graph, pool=self.pools[row % len(self.streams)], stream=stream):
-            gradients = self._learn(node, job, *node.batch)
+        with self._drawing(node):
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self._learn(node, job, *node.batch)
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.graph(node.graph, pool=self.pools[row % len(self.streams)], stream=stream):
+                gradients = self._learn(node, job, *node.batch)
         node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in gradients]))
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
@@ -119,7 +127,19 @@ class CudaGraphs(CudaEngine):
             samples, chosen = self.training(job).samples, batch.to(self.device)
             loose = replace(node, addresses=torch.empty_like(node.addresses))
             self.population.steps[job.row] += 1
-            self._learn(loose, job, self.asked(samples, chosen), samples.targets(chosen), chosen)
+            with self._drawing(node):
+                self._learn(loose, job, self.asked(samples, chosen), samples.targets(chosen), chosen)
+
+    @contextmanager
+    def _drawing(self, node: _Node) -> Iterator[None]:
+        """Let the card's default generator, which dropout asks, be this node's own for a while."""
+        default = torch.cuda.default_generators[self.device.index or 0]
+        before = default.graphsafe_get_state()
+        default.graphsafe_set_state(node.draws)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(before)
 
     def _learn(
         self, node: _Node, job: TrainJob, inputs: Tensor, targets: Tensor, chosen: Tensor | None = None

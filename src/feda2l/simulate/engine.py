@@ -75,7 +75,7 @@ class Score(NamedTuple):
 def tally(outputs: Tensor, targets: Tensor, classes: int | None) -> Tensor:
     """What a score sums over the samples of a batch: right answers by class, or the `ERRORS` of numbers."""
     if classes is None:
-        error = (outputs - targets).double().flatten(1)
+        error = (outputs - targets).double().reshape(len(targets), -1)  # a sample may have one number
         return torch.stack([error.square().mean(dim=1).sum(), error.abs().mean(dim=1).sum()])
     sums = torch.zeros(classes, dtype=torch.float64, device=targets.device)
     return sums.index_add_(0, targets, (outputs.argmax(dim=-1) == targets).double())
