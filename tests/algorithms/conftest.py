@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from feda2l import data
-from feda2l.experiment.assemble import Loaded, assemble, populate
+from feda2l.experiment.assemble import assemble, populate
+from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.simulator import Simulator
 

@@ -7,13 +7,11 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 
 import feda2l
 from feda2l.algorithms import ALGORITHMS, Task
-from feda2l.data import Images
+from feda2l.algorithms.fedntd import FedNTD
 from feda2l.errors import FedA2LError
-from feda2l.experiment.assemble import Loaded
 from feda2l.experiment.spec import Spec
 
 NOT_A_SIZE = (-1, math.nan, math.inf, "much")  # for what may be 0
@@ -171,21 +169,10 @@ def test_sample_weights_are_refused_with_those_that_would_serve(tmp_path, name) 
     refused(tmp_path, f'algorithm.name = "{name}"', '"metropolis"', topology=graph, algorithm={"name": name})
 
 
-SQUARED = "def squared(outputs, targets):\n    return ((outputs.sum(dim=-1) - targets) ** 2).mean()\n"
-
-
-def test_fedntd_needs_classes(start, module, digits) -> None:
-    images = digits.images
-    numbers = {"train_y": images.train_y.float(), "test_y": images.test_y.float()}
-    loaded = Loaded.of(Images(**(vars(images) | numbers | {"groups": torch.arange(len(images.train_y)) % 2})))
-    spec = {
-        "data": {"nodes": 2, "partition": "natural"},
-        "model": {"loss": f"{module(SQUARED)}:squared"},
-        "algorithm": {"name": "fedntd"},
-    }
+def test_fedntd_needs_classes() -> None:
+    """End to end on a real series in tests/acceptance/test_series_runs.py."""
     with pytest.raises(FedA2LError, match=r'algorithm.name = "fedntd" .*no classes'):
-        start(spec, loaded=loaded)
-    start(spec | {"algorithm": {"name": "fedprox"}}, loaded=loaded)  # the task itself is sound
+        FedNTD().check(Task(classes=False, optimizer="sgd", momentum=0.9, precision="fp32"))
 
 
 @pytest.mark.parametrize(

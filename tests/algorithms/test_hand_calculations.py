@@ -29,11 +29,11 @@ from feda2l.algorithms.gradient_tracking import GradientTracking
 from feda2l.algorithms.push_sum import PushSum
 from feda2l.algorithms.qg_dsgdm import QGDSGDm
 from feda2l.data import Images
-from feda2l.experiment.assemble import Loaded, new_model
-from feda2l.experiment.spec import Spec
+from feda2l.experiment.datasets import Loaded
 from feda2l.randomness import torch_generator
 from feda2l.simulate.search import search
 from feda2l.topology import build, build_mixing
+from first_models import start_of
 
 ROUNDS = 3
 BATCH = 4
@@ -420,7 +420,7 @@ def settings(
 def world_of(simulator: Any, case: Case, network: str) -> World:
     """What is given: data, who holds what, the batches of each node, and the start."""
     member, population = simulator.simulations[0].member, simulator.engine.population
-    x, y, _ = member.training.samples
+    x, y = member.training.samples.x, member.training.samples.y
     return World(
         NETWORKS[network],
         x[:, 0].double().numpy(),
@@ -850,10 +850,11 @@ def test_with_batchnorm_every_batch_counts_once(start, module, name) -> None:
     simulator = start(settings)
     (simulation,) = simulator.simulations
     population, member = simulator.engine.population, simulation.member
-    template = new_model(Spec.parse(settings), classes=10, input=(1, 8, 8))
+    template = start_of(settings)
     models = [copy.deepcopy(template).train() for _ in range(3)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in models]
-    x, y, normalise = member.training.samples
+    samples = member.training.samples
+    x, y, normalise = samples.x, samples.y, samples.normalise
     sizes = torch.tensor([float(len(shard)) for shard in member.shards])
     closed = torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 1]])
     W = closed * sizes / (closed * sizes).sum(dim=1, keepdim=True)
@@ -1060,7 +1061,7 @@ def full_batch(spec: dict[str, Any], size: int) -> dict[str, Any]:
 
 def equal_offers() -> Loaded:
     """Eight samples for each of three nodes."""
-    images = offers(3).images
+    images = offers(3).dataset
     return Loaded.of(Images(**(vars(images) | {"groups": torch.arange(24) % 3})))
 
 

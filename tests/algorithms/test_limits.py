@@ -13,11 +13,11 @@ from torch import Tensor
 from feda2l.algorithms import ALGORITHMS, Neighbourhood
 from feda2l.algorithms.fedawa import FedAWA
 from feda2l.data import Images
-from feda2l.experiment.assemble import Loaded, new_model
-from feda2l.experiment.spec import Spec
+from feda2l.experiment.datasets import Loaded
 from feda2l.simulate.engine import Rows
 from feda2l.simulate.search import search
 from feda2l.simulate.stacked import Stacked
+from first_models import start_of
 
 ROUNDS = 3
 # these are FedAvg to the last bit
@@ -124,7 +124,7 @@ def test_runs_whose_steps_differ_in_number_share_a_pack(start) -> None:
 
 def test_fedntd_of_two_classes_has_nothing_to_distil(start, digits) -> None:
     """One class is left without the answer: its share is 1 for student and teacher alike."""
-    images = digits.images
+    images = digits.dataset
     even = vars(images) | {"train_y": images.train_y % 2, "test_y": images.test_y % 2}
     loaded = Loaded.of(Images(**(even | {"classes": 2, "class_names": ("even", "odd")})))
     found, plain = (outcome(start(spec({"name": name}), loaded=loaded))[0] for name in ("fedntd", "fedavg"))
@@ -159,7 +159,7 @@ def test_fedawa_learns_nothing_from_equal_neighbours(regulariser, use) -> None:
 @pytest.mark.parametrize("own", [{}, {"init": "log_shares", "use": "after", "regulariser": "mean"}], ids=["", "after"])
 def test_fedawa_of_nodes_with_the_same_samples_is_fedavg(start, digits, own) -> None:
     """Three nodes hold the same twenty samples and take them in one step: their models stay equal."""
-    images, chosen = digits.images, torch.arange(20).repeat(3)
+    images, chosen = digits.dataset, torch.arange(20).repeat(3)
     copies = {"train_x": images.train_x[chosen], "train_y": images.train_y[chosen]}
     loaded = Loaded.of(Images(**(vars(images) | copies | {"groups": torch.arange(3).repeat_interleave(20)})))
     more = {
@@ -219,9 +219,10 @@ def test_a_node_alone_trains_plainly_where_the_definition_says_so(start, name) -
         (rate,) = search(simulator.engine, simulator.simulations[0])["rates"]
         assert not math.isclose(rate, 0.05)
     (found, _) = outcome(simulator)
-    model = copy.deepcopy(new_model(Spec.parse(settings), classes=10, input=(1, 8, 8))).train()
+    model = copy.deepcopy(start_of(settings)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
-    x, y, normalise = member.training.samples
+    samples = member.training.samples
+    x, y, normalise = samples.x, samples.y, samples.normalise
     for round in range(1, ROUNDS + 1):
         if name == "dfedavgm":
             optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)

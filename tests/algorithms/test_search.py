@@ -15,7 +15,7 @@ from feda2l.algorithms.dfedhpo import DFedHPO, Trial
 from feda2l.data import Images
 from feda2l.errors import FedA2LError
 from feda2l.experiment import pack
-from feda2l.experiment.assemble import Loaded
+from feda2l.experiment.datasets import Loaded
 from feda2l.simulate.search import search
 
 SAME = ("search.json", "rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
@@ -154,9 +154,9 @@ def without_a_test_set(images: Images) -> Images:
 def test_the_test_set_has_no_part_in_it_and_the_unused_samples_have(start, digits, aggregator) -> None:
     settings = spec(nodes=3, algorithm={"aggregator": aggregator})
     found = found_by(start(settings))
-    assert found_by(start(settings, loaded=Loaded.of(without_a_test_set(digits.images)))) == found
+    assert found_by(start(settings, loaded=Loaded.of(without_a_test_set(digits.dataset)))) == found
     simulator = start(settings)
-    images = digits.images
+    images = digits.dataset
     labels = images.train_y.clone()
     for unused in simulator.simulations[0].member.local:
         labels[unused] = 9 - labels[unused]

@@ -33,12 +33,13 @@ from feda2l.algorithms.dpsgd import DPSGD
 from feda2l.algorithms.gradient_tracking import GradientTracking
 from feda2l.algorithms.push_sum import PushSum
 from feda2l.algorithms.qg_dsgdm import QGDSGDm
+from feda2l.data.samples import Labelled
 from feda2l.layers import find_layers
 from feda2l.rates import Setting
 from feda2l.rates.base import Rule
 from feda2l.rates.constant import Constant
 from feda2l.rates.feda2l import FedA2LRule
-from feda2l.round.train import Loss, Samples, Training
+from feda2l.round.train import Loss, Training
 from feda2l.simulate.engine import Engine, Member, Rows
 from feda2l.simulate.population import Population
 from feda2l.simulate.simulation import Simulation
@@ -164,15 +165,15 @@ def logistic(start: Array | None = None) -> nn.Module:
 def simulate(
     *runs: Run,
     model: nn.Module | None = None,
-    samples: Samples | None = None,
+    samples: Labelled | None = None,
     loss: Loss = F.cross_entropy,
     l2: float = L2,
     engine: type[Engine] = Stacked,
 ) -> tuple[list[Simulation], Iterator[Any]]:
     """Runs that start from one model, as one pack; the iterator does a round of every run that is not over."""
     model = logistic() if model is None else model
-    samples = Samples(*digits(), lambda x: x) if samples is None else samples
-    test = Samples(samples.x[:1], samples.y[:1], lambda x: x)
+    samples = Labelled(*digits(), lambda x: x) if samples is None else samples
+    test = Labelled(samples.x[:1], samples.y[:1], lambda x: x)
     layers = find_layers(model)
     names = tuple(layer.name for layer in layers)
     simulations = []
@@ -436,7 +437,7 @@ def two_parabolas(*factors: float, rate: float = 0.25, rounds: int = 150) -> flo
     model = nn.Sequential(nn.Flatten(), nn.Linear(1, 1, bias=False)).double()
     nn.init.zeros_(model[1].weight)
     one = torch.ones(2, 1, dtype=torch.float64)
-    samples = Samples(one, torch.tensor([[-1.0], [1.0]], dtype=torch.float64), lambda x: x)
+    samples = Labelled(one, torch.tensor([[-1.0], [1.0]], dtype=torch.float64), lambda x: x)
     shards = [torch.tensor([0]), torch.tensor([1])]
     run = Run(FedAvg(), "full", rate, weights="uniform", shards=shards, batch=1, factors=factors)
 

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import feda2l
-from feda2l.experiment.assemble import Shape, new_model
-from feda2l.experiment.spec import Spec
 from feda2l.simulate.engine import EVALUATION_BATCH
 from feda2l.simulate.population import averaged_buffers, point
+from first_models import start_of
 
 NET = """
 class Net(nn.Module):
@@ -31,12 +30,6 @@ STATISTICS = ["norm.running_mean", "norm.running_var", "last.running_mean", "las
 COUNTS = ["norm.num_batches_tracked", "last.num_batches_tracked"]
 PARAMETERS = 40 + 8 + 288 + 1450
 VALUES = 2 * 4 + 2 * 144
-
-
-def start_of(settings: dict) -> nn.Module:
-    """The model that every node of a run starts from."""
-    spec = Spec.parse(settings)
-    return new_model(spec.model.name or "mlp", spec.seed, Shape((1, 8, 8), 10))
 
 
 def spec(model: str, policy: str, **more) -> dict:

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import feda2l
-from feda2l.experiment.assemble import Shape, new_model
-from feda2l.experiment.spec import Spec
 from feda2l.models import build
 from feda2l.simulate.engine import Rows
 from feda2l.simulate.stacked import Stacked, is_perceptron
+from first_models import start_of
 
 ODDITIES = """
 class Net(nn.Module):
@@ -32,12 +31,6 @@ class Net(nn.Module):
 """
 TRAINED = ["scale", "encode.weight", "decode.bias", "head.weight", "head.bias"]
 PARAMETERS = 1 + 144 + 12 + 130
-
-
-def start_of(settings: dict) -> nn.Module:
-    """The model that every node of a run starts from."""
-    spec = Spec.parse(settings)
-    return new_model(spec.model.name or "mlp", spec.seed, Shape((1, 8, 8), 10))
 
 
 def spec(model: str, rounds: int = 2, **more) -> dict:
