@@ -21,6 +21,8 @@ from feda2l.simulate.simulator import Simulator, one_thread
 SMALL = {
     "cnn-cifar-b10": partial(works.race, works.CIFAR, partial(works.pictures, 10, 10), rounds=1, repetitions=2),
     "digits": partial(works.race, works.DIGITS, digits, rounds=1, repetitions=2),
+    "resnet18-b10": partial(works.race, works.RESNET, partial(works.pictures, 10, 10), rounds=1, repetitions=1),
+    "timer-b32": partial(works.race, works.TIMER, partial(works.walks, 8, 1), rounds=1, repetitions=1),
     "adapt": partial(works.adapt, works.CIFAR, partial(works.pictures, 10, 10), rounds=1),
     "mixing": partial(works.mixing, sizes=(5, 10), parameters=20, repetitions=2),
 }

@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from feda2l.bench.plain_loop import PlainLoop
-from feda2l.bench.works import Result, note, pictures
+from feda2l.bench.works import Result, note, pictures, walks
 from feda2l.data import Images
+from feda2l.data.samples import Dataset
 from feda2l.experiment.assemble import Assembled, assemble, populate
 from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
@@ -25,9 +26,17 @@ PLAIN_NODES = 2  # the plain loop goes node by node, so two tell what ten would 
 BYTES = 26  # a step moves for a parameter: p, m, g read and p, m, copy written; the copy read twice, g written
 
 
-def race(model: str, batch: int, *, runs: int = 1, each: int = EACH, rounds: int = 3) -> Result:
+def race(
+    model: str,
+    batch: int,
+    *,
+    runs: int = 1,
+    each: int = EACH,
+    rounds: int = 3,
+    data: Callable[[int, int], Dataset] = pictures,
+) -> Result:
     """Training of one round, or of several runs packed; beside it what operations and bytes alone would take."""
-    images = pictures(NODES, each)
+    images = data(NODES, each)
     plain_spec = {"data": {"nodes": NODES}, "model": {"name": model}, "training": {"batch_size": batch}}
     plain = PlainLoop.of(_assembled(plain_spec, images, "cpu", 1)[0]).on("cuda", PLAIN_NODES)
     plain_speed = PLAIN_NODES * each / _median(plain.epoch, 1)
@@ -96,15 +105,15 @@ def deterministic(model: str, batch: int, *, each: int) -> Result:
     )
 
 
-def _spec(overrides: dict[str, Any], **runtime: Any) -> dict[str, Any]:
-    data = {"name": "cifar10", "partition": "iid", "train_fraction": 1.0, **overrides.pop("data", {})}
+def _spec(overrides: dict[str, Any], name: str, **runtime: Any) -> dict[str, Any]:
+    data = {"name": name, "partition": "iid", "train_fraction": 1.0, **overrides["data"]}
     quiet = {"rounds": 1_000_000, "evaluation": {"every": 1_000_000}, "topology": {"name": "ring"}}
-    return {**quiet, "data": data, "runtime": runtime, **overrides}
+    return {**quiet, **overrides, "data": data, "runtime": runtime}
 
 
-def _assembled(overrides: dict[str, Any], images: Images, device: str, runs: int, **runtime: Any) -> list[Assembled]:
+def _assembled(overrides: dict[str, Any], images: Dataset, device: str, runs: int, **runtime: Any) -> list[Assembled]:
     loaded = Loaded.of(images, torch.device(device, 0) if device == "cuda" else torch.device("cpu"))
-    spec = _spec(overrides, device=device, **runtime)
+    spec = _spec(overrides, images.name, device=device, **runtime)
     return [assemble(Spec.parse(spec | {"seed": seed, "name": f"run-{seed}"}), loaded) for seed in range(1, runs + 1)]
 
 
@@ -112,7 +121,7 @@ def _assembled(overrides: dict[str, Any], images: Images, device: str, runs: int
 def _ours(
     model: str,
     batch: int,
-    images: Images,
+    images: Dataset,
     *,
     runs: int = 1,
     nodes: int = NODES,
@@ -155,9 +164,9 @@ def _median(action: Callable[[], object], times: int) -> float:
     return statistics.median(seconds)
 
 
-def _floor(model: nn.Module, images: Images, count: int, batch: int, parameters: int) -> float:
+def _floor(model: nn.Module, images: Dataset, count: int, batch: int, parameters: int) -> float:
     """Seconds that the operations alone, or the bytes alone, would take at this card's measured rates."""
-    sample = images.normalise(images.train_x[:1])
+    sample = images.train.inputs(torch.tensor([0]))
     with FlopCounterMode(display=False) as counter:
         model(sample).sum().backward()
     operations = float(counter.get_total_flops()) * count
@@ -181,6 +190,7 @@ GPU_WORKS: dict[str, Callable[[], Result]] = {
     "gpu-resnet18-b64": partial(race, "resnet18", 64, rounds=1),
     "gpu-cnn-b10": partial(race, "cnn", 10),
     "gpu-cnn-b10-x7": partial(race, "cnn", 10, runs=7),
+    "gpu-timer-b32": partial(race, "timer", 32, each=5888, data=walks),
     "gpu-score": partial(scoring, "resnet18"),
     "gpu-nodes": partial(growth, "cnn", sizes=(10, 100, 1000), each=200),
     "gpu-fixed": partial(deterministic, "cnn", 10, each=2000),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from feda2l.experiment.assemble import Assembled
+from feda2l.round.train import Loss
 
 Loader = DataLoader[tuple[Tensor, ...]]
 
@@ -28,6 +29,7 @@ class PlainLoop:
     loaders: list[Loader]
     optimizers: list[torch.optim.SGD]
     weights: list[float]
+    loss: Loss = F.cross_entropy
 
     @classmethod
     def of(cls, run: Assembled, batches: Sequence[Sequence[Any]] | None = None) -> Self:
@@ -53,13 +55,14 @@ class PlainLoop:
             for model in models
         ]
         total = sum(map(len, shards))
-        return cls(models, loaders, optimizers, [len(shard) / total for shard in shards])
+        return cls(models, loaders, optimizers, [len(shard) / total for shard in shards], training.loss)
 
     def on(self, device: str, nodes: int) -> Self:
         """The first nodes of it with their models on another device; batches are copied there one by one."""
         for model in self.models[:nodes]:
             model.to(device)
-        return type(self)(self.models[:nodes], self.loaders[:nodes], self.optimizers[:nodes], self.weights[:nodes])
+        lists = self.models[:nodes], self.loaders[:nodes], self.optimizers[:nodes], self.weights[:nodes]
+        return type(self)(*lists, self.loss)
 
     def round(self) -> None:
         """An epoch on every node, then the average of all."""
@@ -69,17 +72,17 @@ class PlainLoop:
     def epoch(self) -> None:
         """An epoch on every node."""
         for model, loader, optimizer in zip(self.models, self.loaders, self.optimizers, strict=True):
-            train(model, loader, optimizer)
+            train(model, loader, optimizer, self.loss)
 
 
-def train(model: nn.Module, loader: Loader, optimizer: torch.optim.Optimizer) -> None:
+def train(model: nn.Module, loader: Loader, optimizer: torch.optim.Optimizer, loss: Loss) -> None:
     """One epoch."""
     model.train()
     device = next(model.parameters()).device
     for x, y in loader:
         x, y = x.to(device), y.to(device)
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        loss(model(x), y).backward()
         optimizer.step()
 
 

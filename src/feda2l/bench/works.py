@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from feda2l.bench.plain_loop import PlainLoop
 from feda2l.data import Images
 from feda2l.data.images import digits
+from feda2l.data.samples import Dataset
+from feda2l.data.series import Lengths, Series, Site, Split
+from feda2l.data.series import assemble as series
 from feda2l.experiment.assemble import Assembled, assemble, populate
 from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
@@ -23,6 +27,9 @@ from feda2l.topology import build, build_mixing
 UNEVALUATED = {"rounds": 1_000_000, "evaluation": {"every": 1_000_000}}
 CIFAR = {"data": {"name": "cifar10", "partition": "iid", "train_fraction": 1.0}, "model": {"name": "cnn"}} | UNEVALUATED
 DIGITS = {"data": {"name": "digits", "partition": "dirichlet", "alpha": 0.1}, "model": {"name": "mlp"}} | UNEVALUATED
+
+RESNET = CIFAR | {"model": {"name": "resnet18"}}
+TIMER = {"data": {"name": "exchange_rate"}, "model": {"name": "timer"}} | UNEVALUATED
 
 PATIENCE = 100.0  # seconds after which a race starts no other repetition, for busy machines
 NOISY = 1.5
@@ -38,19 +45,19 @@ class Result:
     numbers: dict[str, Any]
 
 
-def race(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int, repetitions: int) -> Result:
+def race(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, repetitions: int) -> Result:
     """Rounds of the plain loop and ours in turn: train every node, mix; ours measures and adapts the rates too."""
-    with _ours(spec, images()) as (run, simulated):
+    with _ours(spec, data()) as (run, simulated):
         plain = PlainLoop.of(run)
         sides: dict[str, Callable[[], object]] = {"plain": plain.round, "ours": lambda: next(simulated)}
-        images_a_round = _images(run)
+        samples, unit = _images(run), "images" if run.dataset.classes else "windows"
         speeds: dict[str, list[float]] = {side: [] for side in sides}
         started = time.monotonic()
         for one_round in sides.values():
             one_round()  # the warm-up
         for repetition in range(1, repetitions + 1):
             for side, one_round in sides.items():
-                speeds[side].append(rounds * images_a_round / _seconds(one_round, rounds))
+                speeds[side].append(rounds * samples / _seconds(one_round, rounds))
             note(f"repetition {repetition} of {repetitions}")
             if time.monotonic() - started > PATIENCE:
                 break
@@ -61,9 +68,9 @@ def race(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int, 
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     ratio = medians["ours"] / medians["plain"]
     return Result(
-        what=f"{run.simulation.nodes} nodes, {images_a_round:,} images a round, {repetition} x {rounds} rounds",
+        what=f"{run.simulation.nodes} nodes, {samples:,} {unit} a round, {repetition} x {rounds} rounds",
         outcome=", ".join(
-            f"{side} {medians[side]:,.0f} images/s ({min(values):,.0f} to {max(values):,.0f})"
+            f"{side} {medians[side]:,.0f} {unit}/s ({min(values):,.0f} to {max(values):,.0f})"
             for side, values in speeds.items()
         ),
         figure=f"{ratio:.2f}x",
@@ -122,15 +129,24 @@ def pictures(nodes: int, each: int) -> Images:
     return Images("cifar10", x, y, x[:10], y[:10], 10, 255.0, half, half, tuple("0123456789"))
 
 
+def walks(nodes: int, each: int) -> Series:
+    """Random walks with the shape of ExchangeRate, `each` windows a node to train on."""
+    random, lengths = np.random.default_rng(1), Lengths()
+    rows = each + lengths.window - 1
+    split = Split(np.arange(each), np.arange(1), rows, 0)
+    sites = [Site(str(node), random.standard_normal((rows, 1)).cumsum(axis=0), split) for node in range(nodes)]
+    return series("exchange_rate", sites, ("rate",), lengths)
+
+
 def note(text: str) -> None:
     """Say on stderr how far the current work is."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _ours(spec: Mapping[str, Any], images: Images) -> Iterator[tuple[Assembled, Iterator[list[Completed]]]]:
+def _ours(spec: Mapping[str, Any], data: Dataset) -> Iterator[tuple[Assembled, Iterator[list[Completed]]]]:
     """A run as `feda2l run` sets it up, without a folder; each `next` is a round."""
-    run = assemble(Spec.parse(spec), Loaded.of(images))
+    run = assemble(Spec.parse(spec), Loaded.of(data))
     engine = populate([run])
     engine.start()
     try:
@@ -140,9 +156,9 @@ def _ours(spec: Mapping[str, Any], images: Images) -> Iterator[tuple[Assembled, 
 
 
 def _images(run: Assembled) -> int:
-    """How many images a round trains: whole batches only."""
-    size = run.spec.training.batch_size
-    return sum(len(shard) // size * size for shard in run.simulation.member.shards)
+    """How many samples a round trains on."""
+    training, shards = run.simulation.member.training, run.simulation.member.shards
+    return sum(len(order) for shard in shards for order in training.epoch_orders(shard, 0, 1))
 
 
 def _seconds(action: Callable[[], object], times: int) -> float:
@@ -155,6 +171,8 @@ def _seconds(action: Callable[[], object], times: int) -> float:
 WORKS: dict[str, Callable[[], Result]] = {
     "cnn-cifar-b10": partial(race, CIFAR, partial(pictures, 10, 500), rounds=1, repetitions=7),
     "digits": partial(race, DIGITS, digits, rounds=30, repetitions=7),
+    "resnet18-b10": partial(race, RESNET, partial(pictures, 10, 10), rounds=1, repetitions=3),
+    "timer-b32": partial(race, TIMER, partial(walks, 8, 32), rounds=1, repetitions=5),
     "adapt": partial(adapt, CIFAR, partial(pictures, 10, 5000), rounds=2),
     "mixing": partial(mixing, sizes=(250, 500, 1000, 2000), parameters=10_000, repetitions=21),
 }
