@@ -2,21 +2,28 @@
 
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from feda2l.simulate.simulator import one_thread
+from feda2l import data
+from feda2l.experiment.assemble import assemble, populate
+from feda2l.experiment.datasets import Loaded
+from feda2l.experiment.spec import Spec
+from feda2l.simulate.simulator import Simulator, one_thread
 
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and one name cannot be collected twice
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 PACKED = ("cifar10", "cifar100", "series")
+numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +54,38 @@ def one_thread_each() -> Iterator[None]:
     """Sums are made by one thread, as in every runtime."""
     with one_thread():
         yield
+
+
+@pytest.fixture(scope="session")
+def digits() -> Loaded:
+    return Loaded.of(data.load("digits"))
+
+
+@pytest.fixture
+def start(digits: Loaded) -> Iterator[Callable[..., Simulator]]:
+    """`start(spec, ..., workers=0)`: the runs of these specs as one pack at round 0, on the digits unless told."""
+    engines = []
+
+    def make(*specs: dict[str, Any], loaded: Loaded = digits, workers: int = 0) -> Simulator:
+        runs = [assemble(Spec.parse(spec), loaded) for spec in specs]
+        engine = populate(runs)
+        engine.start(workers)
+        engines.append(engine)
+        return Simulator(engine, [run.simulation for run in runs])
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """`module(source)`: the name of an importable module with this source, as a user would have one."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(source: str) -> str:
+        name = f"users_own_{next(numbers)}"
+        (tmp_path / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n\n{source}")
+        return name
+
+    return write

@@ -7,6 +7,19 @@ from torch import nn
 from feda2l.experiment.assemble import Shape, new_model
 from feda2l.experiment.spec import Spec
 
+# a user's module with a convolution and its BatchNorm
+NORMED = """
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.fc = nn.Linear(108, 10)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.conv(x)).relu().flatten(1))
+"""
+
 
 def start_of(settings: dict[str, Any]) -> nn.Module:
     """The common start of a run on the digits."""

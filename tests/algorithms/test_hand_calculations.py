@@ -33,7 +33,7 @@ from feda2l.experiment.datasets import Loaded
 from feda2l.randomness import torch_generator
 from feda2l.simulate.search import search
 from feda2l.topology import build, build_mixing
-from first_models import start_of
+from first_models import NORMED, start_of
 
 ROUNDS = 3
 BATCH = 4
@@ -793,18 +793,6 @@ def test_fedntds_loss_is_finite_in_float32_for_outputs_far_apart() -> None:
 
 
 # --- BatchNorm: one update a batch, and a teacher that stays as it was --------------------------------------------
-
-NORMED = """
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 3, 3)
-        self.norm = nn.BatchNorm2d(3)
-        self.fc = nn.Linear(108, 10)
-
-    def forward(self, x):
-        return self.fc(self.norm(self.conv(x)).relu().flatten(1))
-"""
 
 
 def normed(name: str, algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from feda2l.experiment.datasets import Loaded
 from feda2l.simulate.engine import Rows
 from feda2l.simulate.search import search
 from feda2l.simulate.stacked import Stacked
-from first_models import start_of
+from first_models import NORMED, start_of
 
 ROUNDS = 3
 # these are FedAvg to the last bit
@@ -32,17 +32,6 @@ EQUAL: dict[str, dict[str, Any]] = {
 # and this to rounding: T + (W r - r) with r = T is not W T to the last bit
 CLOSE: dict[str, dict[str, Any]] = {"choco": {"compressor": "none", "gamma": 1.0}}
 LIMITS = [pytest.param(name, own, id=name) for name, own in (EQUAL | CLOSE).items()]
-NORMED = """
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 3, 3)
-        self.norm = nn.BatchNorm2d(3)
-        self.fc = nn.Linear(108, 10)
-
-    def forward(self, x):
-        return self.fc(self.norm(self.conv(x)).relu().flatten(1))
-"""
 
 
 def spec(algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:

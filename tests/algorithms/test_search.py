@@ -17,19 +17,9 @@ from feda2l.errors import FedA2LError
 from feda2l.experiment import pack
 from feda2l.experiment.datasets import Loaded
 from feda2l.simulate.search import search
+from first_models import NORMED
 
 SAME = ("search.json", "rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
-NORMED = """
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 2, 3)
-        self.norm = nn.BatchNorm2d(2)
-        self.fc = nn.Linear(72, 10)
-
-    def forward(self, x):
-        return self.fc(self.norm(self.conv(x)).relu().flatten(1))
-"""
 
 
 def spec(*, rounds: int = 3, nodes: int = 4, **more: Any) -> dict[str, Any]:
