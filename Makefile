@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 
-.PHONY: demo test test-long contract lint bench clean
+.PHONY: demo test test-long contract lint bench browser clean
 
 demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
 	$(BIN)/feda2l demo
@@ -24,6 +24,9 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.demo         ## this engine beside a plain loop, both sides from one run
 	$(BIN)/feda2l bench
+
+browser:                     ## Chromium for the tests of the report's page (Debian, as root); without it they are skipped
+	command -v chromedriver || apt-get install -y chromium chromium-driver
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

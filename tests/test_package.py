@@ -39,7 +39,7 @@ def test_import_needs_torch_and_nothing_else_heavy():
 
 
 def test_public_names():
-    assert set(feda2l.__all__) == {"FedA2L", "Run", "__version__", "equations", "layer_groups", "run"}
+    assert set(feda2l.__all__) == {"FedA2L", "Run", "__version__", "equations", "layer_groups", "run", "study"}
     assert feda2l.__version__[0].isdigit()
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = feda2l.nothing

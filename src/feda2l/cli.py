@@ -83,9 +83,78 @@ def run(
         )
 
 
+@app.command
+def study(
+    name: str,
+    *,
+    set_: Set = None,
+    reading: Literal["paper", "reference", "fair"] | None = None,
+    seeds: int | None = None,
+    only: Annotated[list[str] | None, Parameter(negative=())] = None,
+    shard: str | None = None,
+    timing: Annotated[bool, Parameter(negative=())] = False,
+    limit_minutes: float | None = None,
+    out: Path | None = None,
+    data: DataFolder = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Run a study: many runs, packed. The same command again goes on where it was.
+
+    Parameters
+    ----------
+    name
+        a study of `feda2l list studies`, or a TOML file
+    reading
+        the whole protocol: what the paper says, what its code does, or everything equal but the rule
+    seeds
+        run seeds 1 to this
+    only
+        runs or cells whose name matches, for example 'fedavg-*'; may be repeated
+    shard
+        I/K: the I-th of K parts, for several machines
+    timing
+        one run at a time, so that its seconds are its own
+    limit_minutes
+        stop after the round in which the time is over
+    out
+        the study's folder (default runs/NAME)
+    dry_run
+        list the runs and what they cost here, and stop
+    """
+    from feda2l.experiment.studies import study
+
+    outcome = study(
+        name,
+        sets=set_ or [],
+        reading=reading,
+        seeds=seeds,
+        only=only or [],
+        shard=shard,
+        timing=timing,
+        limit_minutes=limit_minutes,
+        out=out,
+        data=data,
+        dry_run=dry_run,
+        say=lambda text: print(text, flush=True),
+    )
+    if not dry_run:
+        _end_of_study(outcome)
+
+
+def _end_of_study(outcome: Any) -> None:
+    """Say what came of it; a failed run is exit code 1, time that is over is not."""
+    print(f"{len(outcome.runs)} of {len(outcome.jobs)} runs finished")
+    if outcome.left:
+        print(f"{len(outcome.left)} left, the same command goes on: {', '.join(outcome.left)}")
+    if outcome.failed:
+        raise RunFailed(f"{len(outcome.failed)} runs failed:\n" + "\n".join(outcome.failed))
+
+
 @app.command(name="list")
-def list_(what: Literal["algorithms", "rates", "topologies", "datasets", "models", "keys"] | None = None, /) -> None:
-    """What there is: algorithms, rate rules, topologies, data sets, models, keys of a spec."""
+def list_(
+    what: Literal["algorithms", "rates", "topologies", "datasets", "models", "studies", "keys"] | None = None, /
+) -> None:
+    """What there is: algorithms, rate rules, topologies, data sets, models, studies, keys of a spec."""
     from feda2l.report.catalogue import catalogue
 
     for table in catalogue(what):
@@ -189,13 +258,51 @@ def bench(*, only: list[str] | None = None, json: Path | None = None) -> None:
     Parameters
     ----------
     only
-        works to run: cnn-cifar-b10, digits, adapt, mixing (default all)
+        works to run: cnn-cifar-b10, digits, adapt, mixing (default these), report
     json
         write the figures to this file too
     """
     from feda2l.bench import bench
 
     bench(only or (), json)
+
+
+@app.command
+def report(*folders: Path, out: Path = Path("report"), tensorboard: bool = False, paper: bool = True) -> None:
+    """Tables, figures and one self-contained page from run folders, found at any depth.
+
+    Parameters
+    ----------
+    folders
+        run folders, or folders that hold some
+    out
+        where table.md, table.tex, table.csv, figures and index.html go
+    tensorboard
+        write events for TensorBoard too
+    paper
+        set the paper's numbers beside ours where it has them
+    """
+    from feda2l.report.commands import print_report
+
+    if not folders:
+        raise FedA2LError("report: which folders? feda2l report DIR [DIR ...] [--out OUT]")
+    print_report(list(folders), out, tensorboard=tensorboard, paper=paper)
+
+
+@app.command
+def compare(a: Path, b: Path, /) -> None:
+    """Say whether B beats A: rounds, time and accuracy, seed by seed.
+
+    Parameters
+    ----------
+    a
+        a run folder, or a folder of runs that differ in their seed only
+    b
+        the same for the other side
+    """
+    from feda2l.report.commands import print_comparison
+
+    print_comparison(a, b)
 
 
 def main() -> None:
@@ -207,7 +314,8 @@ def main() -> None:
     except FedA2LError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        _fail("interrupted; go on with --resume", 130)
+        again = "the same command goes on" if sys.argv[1:2] == ["study"] else "go on with --resume"
+        _fail(f"interrupted; {again}", 130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

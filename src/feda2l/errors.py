@@ -14,3 +14,7 @@ class RunFailed(FedA2LError):
     """The request was sound but the run could not be finished (a diverged loss, a dead worker, a full disk)."""
 
     exit_code = 1
+
+
+class Busy(FedA2LError):
+    """Another process works in the folder."""

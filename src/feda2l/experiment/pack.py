@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,30 +30,39 @@ from feda2l.simulate.simulator import Completed, Simulator, one_thread
 OnRound = Callable[[dict[str, Any]], None]
 
 
-def run_packed(
-    runs: list[tuple[Spec, RunFolder]],
-    data: Loaded,
-    *,
-    resume: bool,
-    on_round: OnRound | None,
-    progress: bool,
-) -> list[RunFailed]:
+class OutOfTime(Exception):
+    """The caller of a pack had it stop after a round; it is saved and can go on."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the caller of a pack wants to hear of it, and when it wants it to stop."""
+
+    on_round: OnRound | None = None
+    progress: bool = True  # a bar of its own?
+    say: Callable[[str], None] | None = None  # where notes go; None: above the bar
+    over: Callable[[], bool] = lambda: False  # asked after every round: is the time over?
+
+    def tell(self, text: str) -> None:
+        if self.say:
+            self.say(text)
+        else:
+            RunProgress("", 0, shown=self.progress).say(text)
+
+
+def run_packed(runs: list[tuple[Spec, RunFolder]], data: Loaded, *, resume: bool, watch: Watch) -> list[RunFailed]:
     """Run as one pack; where that is more than the GPU's memory holds, as two of half the size, and so on."""
     try:
-        return Pack(runs, data, resume, on_round, progress).run()
+        return Pack(runs, data, resume, watch).run()
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         if len(runs) == 1:
             raise RunFailed(f"{runs[0][0].name}: the run does not fit the GPU's memory ({error})") from error
-    RunProgress("", 0, shown=progress).say(f"{len(runs)} runs do not fit the GPU's memory together: in two packs")
+    watch.tell(f"{len(runs)} runs do not fit the GPU's memory together: in two packs")
     middle = len(runs) // 2
     halves = (runs[:middle], runs[middle:])
     # what a run had done is in its folder, so each half goes on from there
-    return [
-        failure
-        for half in halves
-        for failure in run_packed(half, data, resume=True, on_round=on_round, progress=progress)
-    ]
+    return [failure for half in halves for failure in run_packed(half, data, resume=True, watch=watch)]
 
 
 class Pack:
@@ -63,10 +73,9 @@ class Pack:
         runs: list[tuple[Spec, RunFolder]],
         data: Loaded,
         resume: bool,
-        on_round: OnRound | None,
-        progress: bool,
+        watch: Watch,
     ) -> None:
-        self.resume, self.on_round, self.shown = resume, on_round, progress
+        self.resume, self.watch = resume, watch
         self.members: list[tuple[Assembled, RunFolder]] = []
         self.notes: list[str] = []
         for spec, folder in runs:
@@ -146,22 +155,25 @@ class Pack:
     def _loop(self, simulator: Simulator, stack: ExitStack) -> None:
         lead = max((assembled.simulation for assembled, _ in self.members), key=lambda s: s.rounds - s.round)
         title = lead.name if len(self.members) == 1 else f"{len(self.members)} runs"
-        progress = stack.enter_context(RunProgress(title, lead.rounds, lead.round, shown=self.shown))
+        progress = stack.enter_context(RunProgress(title, lead.rounds, lead.round, shown=self.watch.progress))
         self._say()
         seconds = min(assembled.spec.runtime.checkpoint_seconds for assembled, _ in self.members)
         saved = time.monotonic()
-        with _interruptions(progress) as interrupted:
+        say = self.watch.say or progress.say
+        with _interruptions(say) as interrupted:
             for completed in simulator.rounds():
                 for done in completed:
                     self._record(done)
                     if done.record and done.simulation is lead:
                         progress.update(done.record, sum(map(sum, done.record["layers"]["rate"])) / _cells(done.record))
-                stop = interrupted()
-                if stop or time.monotonic() - saved >= seconds:
+                stop, over = interrupted(), self.watch.over()
+                if stop or over or time.monotonic() - saved >= seconds:
                     self._save()
                     saved = time.monotonic()
                 if stop:
                     raise KeyboardInterrupt
+                if over and any(assembled.simulation.active for assembled, _ in self.members):
+                    raise OutOfTime
 
     def _record(self, done: Completed) -> None:
         if done.record is None:
@@ -169,8 +181,8 @@ class Pack:
         folder = self.members[done.simulation.number][1]
         timing = {"round": done.simulation.round, **done.seconds, "pack": len(self.members)}
         folder.append(done.record, timing)
-        if self.on_round:
-            self.on_round({"name": done.simulation.name, **done.record})
+        if self.watch.on_round:
+            self.watch.on_round({"name": done.simulation.name, **done.record})
 
     def _save(self) -> None:
         for assembled, folder in self.members:
@@ -197,9 +209,8 @@ class Pack:
         return failures
 
     def _say(self) -> None:
-        progress = RunProgress("", 0, shown=self.shown)
         for note in self.notes:
-            progress.say(note)
+            self.watch.tell(note)
         self.notes = []
 
 
@@ -244,7 +255,7 @@ def _cells(record: dict[str, Any]) -> int:
 
 
 @contextmanager
-def _interruptions(progress: RunProgress) -> Iterator[Callable[[], bool]]:
+def _interruptions(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Ctrl-C (or a polite kill) lets the round end and then saves; a second one stops at once."""
     asked = False
 
@@ -253,7 +264,7 @@ def _interruptions(progress: RunProgress) -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        progress.say("stopping after this round; once more to stop at once")
+        say("stopping after this round; once more to stop at once")
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -99,6 +99,9 @@ def _fields(root: type[BaseModel], path: list[str]) -> Mapping[str, Any]:
         field = model.model_fields.get(part)
         if field is None:
             return {}
-        model = field.annotation
+        # a section that may be left out is `Section | None`
+        model = next((kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation)
+        if not hasattr(model, "model_fields"):
+            return {}
     fields: Mapping[str, Any] = model.model_fields
     return fields

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from feda2l.errors import FedA2LError, RunFailed
+from feda2l.errors import Busy, FedA2LError, RunFailed
 
 SCORES = ("accuracy", "mse", "mae", "test_loss")
 ROUND_COLUMNS = ("train_loss", *SCORES, *(f"local_{name}" for name in SCORES), "bytes_sent")
@@ -52,7 +52,7 @@ class RunFolder:
             if not os.access(self.path, os.W_OK):
                 raise PermissionError(13, "Permission denied")
         except BlockingIOError as error:
-            raise FedA2LError(f"{self.path}: another process is running this run; wait for it or stop it") from error
+            raise Busy(f"{self.path}: another process is running this run; wait for it or stop it") from error
         except OSError as error:
             raise FedA2LError(f"--out {self.path}: the run folder cannot be written: {error.strerror}") from error
 

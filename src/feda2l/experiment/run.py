@@ -13,7 +13,7 @@ from feda2l.errors import FedA2LError
 from feda2l.experiment.assemble import Shape, new_model, pack_key
 from feda2l.experiment.datasets import Loaded, data_key, load_data
 from feda2l.experiment.device import find_device
-from feda2l.experiment.pack import OnRound, run_packed
+from feda2l.experiment.pack import OnRound, Watch, run_packed
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.checkpoint import read_checkpoint
@@ -153,7 +153,7 @@ def run(
             if place not in loaded:
                 loaded[place] = Loaded.of(load_data(first.data, data), device)
         members = [(wanted[i], folders[i]) for i in numbers]
-        failures += run_packed(members, loaded[place], resume=resume, on_round=on_round, progress=progress)
+        failures += run_packed(members, loaded[place], resume=resume, watch=Watch(on_round, progress))
     if failures and single:
         raise failures[0]
     runs = [Run(folder.path) for folder in folders]

@@ -9,6 +9,7 @@ from rich.table import Table
 from feda2l.algorithms import ALGORITHMS
 from feda2l.data import CATALOG
 from feda2l.experiment.spec import NamedSection, Section, Spec
+from feda2l.experiment.study import Study, shipped
 from feda2l.models import MODELS
 from feda2l.rates import RULES
 from feda2l.rates.feda2l import FedA2LRule
@@ -52,6 +53,7 @@ def catalogue(what: str | None = None) -> list[Table]:
                 (OWN, "your own torch.nn.Module"),
             ],
         ),
+        "studies": lambda: _table("studies", ("name", "what it is", "runs", "rounds"), _studies()),
         "keys": lambda: _table("keys of a spec", ("key", "default", "what it is"), _keys()),
     }
     return [make() for name, make in tables.items() if what in (None, name)]
@@ -64,6 +66,13 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) ->
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _studies() -> Iterable[tuple[str, str, str, str]]:
+    for name, path in shipped().items():
+        study = Study.load(path)
+        rounds = sum(cell.spec(study.seeds[0]).rounds for cell in study.cells) * len(study.seeds)
+        yield name, study.title, str(len(study.cells) * len(study.seeds)), f"{rounds:,}"
 
 
 def _keys() -> Iterable[tuple[str, str, str]]:

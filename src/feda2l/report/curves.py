@@ -1,0 +1,150 @@
+"""Every run's curve over rounds, from the columns that are needed and no others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars
+from numpy.typing import NDArray
+
+from feda2l.experiment.records import RunFolder, layer_columns, round_columns
+from feda2l.report.find_runs import FoundRun, Notes
+
+Floats = NDArray[np.float64]
+OPTIONAL = ("disagreement", "bytes_sent", "train_loss")
+DECIMALS = 12  # a mean of ten equal numbers may differ from them in the last bit, and a target must not hang on it
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run over its rounds: entry r is round r + 1, NaN where nothing was measured."""
+
+    score: Floats  # the unweighted mean over nodes
+    disagreement: Floats
+    bytes_sent: Floats  # of all nodes together
+    last: Floats  # every node's score when it was last measured
+
+
+def read_curves(runs: Sequence[FoundRun], notes: Notes) -> dict[Path, Curve]:
+    """The curve of every run whose records can be read; the notes name the others."""
+    plans: dict[Path, polars.LazyFrame] = {}
+    for run in runs:
+        rows = _rows(run, notes)
+        if rows is not None:
+            plans[run.path] = _by_round(rows, run.metric)
+    curves: dict[Path, Curve] = {}
+    metrics = {run.path: run for run in runs}
+    for path, frame in _collect(plans, notes).items():
+        if frame["score"].drop_nulls().is_empty():
+            notes.add("left out, never evaluated", path)
+            continue
+        if frame["round"][-1] < int(metrics[path].summary.get("rounds", 0)):
+            notes.add("left out, its records are cut off", f"{path} (at round {frame['round'][-1]})")
+            continue
+        curves[path] = _curve(frame)
+    return curves
+
+
+def read_layers(run: FoundRun) -> polars.DataFrame | None:
+    """A row a node, layer and round with rate, sigma and zeta; None where the records have none."""
+    folder = run.folder
+    try:
+        if folder.layers_table.exists():
+            wanted = ("round", "node", "layer", "rate", "sigma", "zeta")
+            there = polars.read_parquet_schema(folder.layers_table)
+            if all(name in there for name in wanted):
+                return polars.scan_parquet(folder.layers_table).select(wanted).collect()
+        columns = layer_columns(folder.read())
+        return polars.DataFrame(columns) if columns["round"] else None
+    except (OSError, ValueError, KeyError, polars.exceptions.PolarsError):
+        return None
+
+
+def mean_curve(curves: Sequence[Floats]) -> Floats:
+    """The mean over seeds of each round that all of them have."""
+    length = min(map(len, curves))
+    mean: Floats = np.mean([curve[:length] for curve in curves], axis=0).round(DECIMALS)
+    return mean
+
+
+def _rows(run: FoundRun, notes: Notes) -> polars.LazyFrame | None:
+    """A row a node and round, not read yet; from the lines where the Parquet file is missing or cut off."""
+    folder = run.folder
+    try:
+        schema = polars.read_parquet_schema(folder.rounds_table)
+        missing = [name for name in OPTIONAL if name not in schema]
+        if run.metric not in schema:
+            notes.add("left out, never evaluated", run.path)
+            return None
+        if missing or "metric" not in run.summary:
+            lacks = ", ".join([*missing, *([] if "metric" in run.summary else ["summary's metric"])])
+            notes.add(f"records of an older version (without {lacks}), shown as far as they go", run.path)
+        return polars.scan_parquet(folder.rounds_table)
+    except FileNotFoundError:
+        reason = None
+    except (OSError, polars.exceptions.PolarsError):
+        reason = "rounds.parquet is damaged; read from rounds.jsonl instead"
+    rows = _from_lines(folder)
+    if rows is None:
+        notes.add("left out, neither rounds.parquet nor rounds.jsonl can be read", run.path)
+        return None
+    if reason:
+        notes.add(reason, run.path)
+    if run.metric not in rows.columns:
+        notes.add("left out, never evaluated", run.path)
+        return None
+    return rows.lazy()
+
+
+def _from_lines(folder: RunFolder) -> polars.DataFrame | None:
+    try:
+        records = folder.read()
+        return polars.DataFrame(round_columns(records)) if records else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _by_round(rows: polars.LazyFrame, metric: str) -> polars.LazyFrame:
+    there = rows.collect_schema().names()
+    column = polars.col
+    wanted: list[polars.Expr] = [column(metric).cast(polars.Float64).alias("score"), column("round"), column("node")]
+    wanted += [column(name).cast(polars.Float64) for name in OPTIONAL[:2] if name in there]
+    totals = [column("score").mean(), column("score").alias("nodes")]
+    totals += [column("disagreement").first()] if "disagreement" in there else []
+    totals += [column("bytes_sent").sum()] if "bytes_sent" in there else []
+    return rows.select(wanted).sort("round", "node").group_by("round", maintain_order=True).agg(totals)
+
+
+def _collect(plans: dict[Path, polars.LazyFrame], notes: Notes) -> dict[Path, polars.DataFrame]:
+    try:
+        return dict(zip(plans, polars.collect_all(list(plans.values())), strict=True))
+    except polars.exceptions.PolarsError:
+        frames = {}
+        for path, plan in plans.items():  # one of them is damaged inside: find out which
+            try:
+                frames[path] = plan.collect()
+            except polars.exceptions.PolarsError as error:
+                notes.add("left out, its records are damaged", f"{path} ({str(error).splitlines()[0]})")
+        return frames
+
+
+def _curve(frame: polars.DataFrame) -> Curve:
+    length = int(frame["round"][-1])
+    at = frame["round"].to_numpy() - 1
+
+    def whole(name: str) -> Floats:
+        values = np.full(length, np.nan)
+        if name in frame.columns:
+            values[at] = frame[name].to_numpy()
+        return values
+
+    measured = frame.filter(polars.col("score").is_not_null())
+    last: Any = measured["nodes"][-1]
+    return Curve(
+        score=whole("score").round(DECIMALS),
+        disagreement=whole("disagreement"),
+        bytes_sent=whole("bytes_sent"),
+        last=last.cast(polars.Float64).to_numpy(),
+    )

@@ -1,0 +1,231 @@
+"""Run folders at any depth: what each holds, and what has to be left out and why."""
+
+import fcntl
+import json
+import os
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from feda2l.errors import FedA2LError
+from feda2l.experiment.cells import STAGES
+from feda2l.experiment.records import RunFolder
+
+# where a run goes and how fast; precision is the one key of [runtime] that changes numbers
+NO_MATTER = ("name", "runtime.device", "runtime.engine", "runtime.deterministic", "runtime.workers")
+SHOWN = 6  # paths named for one reason; the rest is counted
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run that came to an end, as its folder tells it; no file is trusted to be of this version."""
+
+    path: Path
+    spec: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @cached_property
+    def keys(self) -> dict[str, Any]:
+        """The spec's values by dotted key."""
+        return flatten(self.spec)
+
+    @property
+    def name(self) -> str:
+        return str(self.keys.get("name", self.path.name))
+
+    @property
+    def seed(self) -> int:
+        return int(self.keys.get("seed", 1))
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it was meant to have: a run that did not reach its target took more than these."""
+        return int(self.keys.get("rounds", self.summary.get("rounds", 0)))
+
+    @property
+    def diverged(self) -> bool:
+        return self.summary.get("status") == "diverged"
+
+    @cached_property
+    def metric(self) -> str:
+        """What it is scored by; older summaries do not say it."""
+        known = ("accuracy", "mse")
+        return str(self.summary.get("metric") or next((name for name in known if name in self.summary), "accuracy"))
+
+    @property
+    def falls(self) -> bool:
+        """Is less better?"""
+        return self.metric == "mse"
+
+    @property
+    def target(self) -> float | None:
+        target = self.keys.get("evaluation.target")
+        return None if target is None else float(target)
+
+    @property
+    def window(self) -> int:
+        """Of the trailing mean before a target counts as reached; errors are not smoothed (spec B.7)."""
+        return 1 if self.falls else int(self.keys.get("evaluation.smoothing", 10))
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.path)
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What it ran on; empty where the file is missing or damaged, which no number depends on."""
+        try:
+            facts: dict[str, Any] = json.loads(self.folder.environment.read_text())
+            return facts
+        except (OSError, ValueError):
+            return {}
+
+
+@dataclass
+class Notes:
+    """What is left out or to be known, by reason: a report never drops a run without a word."""
+
+    reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, reason: str, what: object) -> None:
+        self.reasons[reason].append(str(what))
+
+    def lines(self) -> list[str]:
+        """A line a reason, with the first few it is about."""
+        lines = []
+        for reason, things in self.reasons.items():
+            more = f" and {len(things) - SHOWN} more" if len(things) > SHOWN else ""
+            lines.append(f"{reason}: {', '.join(things[:SHOWN])}{more}")
+        return lines
+
+
+def find_runs(folders: Sequence[Path], notes: Notes) -> list[FoundRun]:
+    """Every finished or diverged run below the folders, one of each; the notes name the others."""
+    found: dict[Path, FoundRun] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise FedA2LError(f"{folder}: is not a folder")
+        for path in sorted(_run_folders(folder, notes)):
+            run = _read(path, notes)
+            if run is not None:
+                found.setdefault(path.resolve(), run)
+    runs = _one_of_each(list(found.values()), notes)
+    if not runs:
+        where = ", ".join(map(str, folders))
+        why = "\n".join(f"  {line}" for line in notes.lines())
+        raise FedA2LError(
+            f"{where}: no finished run (a folder with spec.toml and summary.json)" + (f"\n{why}" if why else "")
+        )
+    return sorted(runs, key=lambda run: (run.path.parent, run.name, run.seed))
+
+
+def flatten(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """
+    >>> flatten({"seed": 1, "data": {"name": "digits"}})
+    {'seed': 1, 'data.name': 'digits'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{before}{key}.")
+        else:
+            flat[before + key] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def _run_folders(folder: Path, notes: Notes) -> Iterator[Path]:
+    for parent, below, files in os.walk(folder):
+        if STAGES in below and "study.toml" in files:
+            below.remove(STAGES)
+            notes.add("left out, the trials that a study's settings were chosen by", Path(parent) / STAGES)
+        below.sort()
+        if "spec.toml" in files:
+            below.clear()  # a run has no runs in it
+            yield Path(parent)
+        elif "error.json" in files:
+            notes.add("left out, failed before its start", f"{parent} ({_error(Path(parent))})")
+
+
+def _read(path: Path, notes: Notes) -> FoundRun | None:
+    folder = RunFolder(path)
+    try:
+        spec = tomllib.loads(folder.spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        notes.add("left out, spec.toml cannot be read", f"{path} ({_first_line(error)})")
+        return None
+    try:
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        status = summary["status"]
+    except FileNotFoundError:
+        reason = "left out, still running" if _taken(path) else "left out, stopped before its end (go on with --resume)"
+        rounds = f"{_lines(folder.rounds)} of {spec.get('rounds', '?')} rounds"
+        if (path / "error.json").exists():
+            reason, rounds = "left out, failed", f"{rounds}: {_error(path)}"
+        notes.add(reason, f"{path} ({rounds})")
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        notes.add("left out, summary.json is damaged", f"{path} ({_first_line(error)})")
+        return None
+    if status not in ("finished", "diverged"):
+        notes.add(f"left out, {status}", path)
+        return None
+    run = FoundRun(path, spec, summary)
+    if run.diverged:
+        where = summary.get("diverged", {})
+        notes.add(
+            "diverged; counted as a run that did not reach the target", f"{path} (round {where.get('round', '?')})"
+        )
+    return run
+
+
+def _one_of_each(runs: Iterable[FoundRun], notes: Notes) -> list[FoundRun]:
+    """Of several records of one run the newest that finished; where none did, the newest."""
+    same: dict[Any, list[FoundRun]] = defaultdict(list)
+    for run in runs:
+        ignored = {key for key in run.keys if key in NO_MATTER or key == "runtime.checkpoint_seconds"}
+        same[frozenset((key, repr(value)) for key, value in run.keys.items() if key not in ignored)].append(run)
+    kept = []
+    for copies in same.values():
+        copies.sort(key=lambda run: (not run.diverged, run.folder.summary.stat().st_mtime_ns))
+        kept.append(copies[-1])
+        for copy in copies[:-1]:
+            notes.add("left out, the same run is there again and newer", f"{copy.path} (kept {copies[-1].path})")
+    return kept
+
+
+def _taken(path: Path) -> bool:
+    """Does a process hold the folder's lock?"""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+
+
+def _lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def _error(path: Path) -> str:
+    """Why a study's run failed, in a line."""
+    try:
+        return str(json.loads((path / "error.json").read_bytes())["error"]).splitlines()[0]
+    except (OSError, ValueError, KeyError, IndexError):
+        return "error.json is damaged"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,263 @@
+"""What the page shows, as plain values small enough to stand in it."""
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars
+
+from feda2l.errors import FedA2LError
+from feda2l.experiment.spec import Spec
+from feda2l.report.curves import Floats, read_layers
+from feda2l.report.figures import seeds_band
+from feda2l.report.find_runs import FoundRun
+from feda2l.report.results import Cell, Contest, ResultTable
+from feda2l.report.sheets import Sheet, setting_of, sheets_of
+
+POINTS = 240  # of a curve
+BINS = 100  # rounds of a heat map; more are averaged in bins
+NODES = 32  # of heat maps
+HEAT_BYTES = 4_000_000  # of all heat maps together
+RUNS = 80  # whose spec, graph and rates are in the page
+GRAPH_NODES = 150
+PARTITIONS = 4
+PARTITION_CELLS = 8000
+MISSING = 65535
+ROLES = ("ours", "control", "constant", "baseline")
+
+
+def page_data(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str]) -> dict[str, Any]:
+    """Everything the page draws; where something is missing there is a sentence in its place."""
+    settings, chosen = [], []
+    for table in tables:
+        for contest in table.contests:
+            settings.append(_setting(table, contest, several=len(tables) > 1))
+            chosen += [(settings[-1]["name"], cell) for cell in contest.cells]
+    runs, left = _runs(chosen)
+    partitions = _partitions([cell.example.run for _, cell in chosen])
+    return {
+        "tables": [
+            {"title": table.title, "setting": setting_of(table), "sheets": [_sheet(s) for s in sheets_of(table)]}
+            for table in tables
+        ],
+        "settings": settings,
+        "runs": runs,
+        "partitions": partitions,
+        "related": _sheet(related),
+        "notes": [*notes, *left],
+    }
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    """For a <script>: no tag can end inside it, and there is no NaN."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+
+
+def numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
+    """With as many digits as a screen can show; NaN is null."""
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
+
+
+def _sheet(sheet: Sheet) -> dict[str, Any]:
+    return {
+        "title": sheet.title,
+        "header": sheet.header,
+        "rows": [[[entry.text, entry.place or 0] for entry in row] for row in sheet.rows],
+        "notes": sheet.notes,
+    }
+
+
+def _setting(table: ResultTable, contest: Contest, *, several: bool) -> dict[str, Any]:
+    words = [table.title if several else "", *(word for word in (contest.block, contest.column) if word != "all")]
+    return {
+        "name": " / ".join(word for word in words if word) or table.title,
+        "metric": table.metric,
+        "target": contest.target,
+        "methods": [_method(contest, cell) for cell in contest.cells],
+    }
+
+
+def _method(contest: Contest, cell: Cell) -> dict[str, Any]:
+    middle, low, high = seeds_band(cell)
+    at = _thin(np.flatnonzero(~np.isnan(middle)))
+    distance = _mean([figures.curve.disagreement for figures in cell.sound])
+    there = _thin(np.flatnonzero(~np.isnan(distance)))
+    sent = [np.nancumsum(figures.curve.bytes_sent) for figures in cell.sound]
+    arrived = [
+        float(total[figures.reached - 1])
+        for total, figures in zip(sent, cell.sound, strict=True)
+        if figures.reached is not None and figures.reached <= len(total)
+    ]
+    complete = len(arrived) == len(cell.seeds)
+    return {
+        "name": cell.row,
+        "role": cell.role,
+        "seeds": len(cell.seeds),
+        "x": (at + 1).tolist(),
+        "mean": numbers(middle[at]),
+        "low": numbers(low[at]),
+        "high": numbers(high[at]),
+        "distance_x": (there + 1).tolist(),
+        "distance": numbers(distance[there]),
+        "bytes": float(np.mean([total[-1] for total in sent])),
+        "bytes_to_target": float(np.mean(arrived)) if arrived and complete else None,
+    }
+
+
+def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """One run (the first seed) of each method; heat maps as long as there is room, FedA2L's first."""
+    notes = []
+    by_role = sorted(range(len(chosen)), key=lambda number: ROLES.index(chosen[number][1].role))[:RUNS]
+    if len(chosen) > RUNS:
+        notes.append(f"the page shows rates, graph and spec of {RUNS} of {len(chosen)} methods and settings")
+    room = HEAT_BYTES
+    shown: dict[int, dict[str, Any]] = {}
+    crowded = 0
+    for number in by_role:
+        setting, cell = chosen[number]
+        run = cell.example.run
+        heat: dict[str, Any] | str = "no room left in the page; make a report of this run's folder alone"
+        if room > 0:
+            heat = _heat(run)
+            room -= (
+                sum(len(heat[name]["values"]) for name in ("rate", "sigma", "zeta")) if isinstance(heat, dict) else 0
+            )
+        else:
+            crowded += 1
+        shown[number] = {
+            "name": f"{cell.row}, seed {run.seed}",
+            "setting": setting,
+            "metric": run.metric,
+            "nodes": numbers(cell.example.curve.last),
+            "edges": _edges(run),
+            "heat": heat,
+            "partition": _partition_key(run),
+            "spec": run.folder.spec.read_text(encoding="utf-8"),
+            "environment": json.dumps(run.environment, indent=2) if run.environment else "environment.json is missing",
+        }
+    if crowded:
+        notes.append(f"the page has no heat maps of {crowded} runs, to stay small")
+    return [shown[number] for number in sorted(shown)], notes
+
+
+def _heat(run: FoundRun) -> dict[str, Any] | str:
+    """Rate, sigma and zeta as [nodes, layers, bins of rounds], or why not."""
+    frame = read_layers(run)
+    if frame is None or frame.is_empty():
+        return "layers.parquet and rounds.jsonl are missing or damaged"
+    rounds = int(frame["round"].max())  # type: ignore[arg-type]
+    width = math.ceil(rounds / BINS)
+    names = frame.filter(polars.col("node") == 0)["layer"].unique(maintain_order=True).to_list()
+    places = polars.DataFrame({"layer": names, "place": range(len(names))})
+    binned = (
+        frame.lazy()
+        .filter(polars.col("node") < NODES)
+        .with_columns(((polars.col("round") - 1) // width).alias("bin"))
+        .group_by("node", "layer", "bin")
+        .agg(polars.col("rate", "sigma", "zeta").mean())
+        .join(places.lazy(), on="layer")
+        .collect()
+    )
+    nodes, bins = int(binned["node"].max()) + 1, math.ceil(rounds / width)  # type: ignore[arg-type]
+    at = tuple(binned[name].to_numpy() for name in ("node", "place", "bin"))
+
+    def packed(name: str) -> dict[str, Any]:
+        values = np.full((nodes, len(names), bins), np.nan)
+        values[at] = binned[name].cast(polars.Float64).to_numpy()
+        return _packed(values)
+
+    return {
+        "layers": names,
+        "nodes": nodes,
+        "of": int(frame["node"].max()) + 1,  # type: ignore[arg-type]
+        "width": width,
+        "bins": bins,
+        **{name: packed(name) for name in ("rate", "sigma", "zeta")},
+    }
+
+
+def _packed(values: Floats) -> dict[str, Any]:
+    """Sixteen bits a value between the lowest and the highest; `top` is where the colours end."""
+    there = values[np.isfinite(values)]
+    if not len(there):
+        return {"low": 0, "high": 0, "top": 0, "values": ""}
+    low, high = float(there.min()), float(there.max())
+    scaled = np.round((values - low) / ((high - low) or 1.0) * (MISSING - 1))
+    whole = np.where(np.isfinite(values), scaled, MISSING).astype("<u2")
+    # one layer that starts at zero must not take all the colours
+    top = float(np.percentile(there, 98))
+    return {"low": low, "high": high, "top": top, "values": base64.b64encode(whole.tobytes()).decode()}
+
+
+def _edges(run: FoundRun) -> list[list[int]] | str:
+    """Who hears whom (every edge of a period once), or why it is not drawn."""
+    from feda2l.topology import build
+
+    keys = run.keys
+    nodes = int(keys.get("data.nodes", 0))
+    if nodes > GRAPH_NODES:
+        return f"{nodes} nodes are too many to draw"
+    try:
+        options = {key: keys[f"topology.{key}"] for key in ("k", "p", "seed", "file") if f"topology.{key}" in keys}
+        graph = build(str(keys.get("topology.name")), nodes, **options)
+    except (FedA2LError, OSError, TypeError) as error:
+        return f"the graph cannot be built again: {error}"
+    pairs = {(min(i, j), max(i, j)) for phase in graph.period for i, near in enumerate(phase) for j in near}
+    return [list(pair) for pair in sorted(pairs)]
+
+
+def _partition_key(run: FoundRun) -> str:
+    wanted = sorted((key, str(value)) for key, value in run.keys.items() if key.startswith("data."))
+    return json.dumps([*wanted, str(run.keys.get("training.batch_size"))])
+
+
+def _partitions(runs: Iterable[FoundRun]) -> dict[str, dict[str, Any] | str]:
+    """Samples of each class at each node, where the data are at hand."""
+    found: dict[str, dict[str, Any] | str] = {}
+    for run in runs:
+        key = _partition_key(run)
+        if key not in found:
+            found[key] = _counts(run) if len(found) < PARTITIONS else f"only {PARTITIONS} partitions are drawn"
+    return found
+
+
+def _counts(run: FoundRun) -> dict[str, Any] | str:
+    import torch
+
+    from feda2l.data.partition import table
+    from feda2l.experiment.datasets import load_data
+    from feda2l.experiment.deal import partition_of
+
+    name = run.keys.get("data.name")
+    if name == "tinyimagenet" or ":" in str(name):
+        return f"{name} is not read for a picture alone; feda2l run SPEC --show-partition draws it"
+    try:
+        spec = Spec.parse(run.spec)
+        dataset = load_data(spec.data)
+        parts = partition_of(spec, dataset)
+    except (FedA2LError, OSError):
+        # a page is passed on: where data lie on this machine is nobody's business
+        return f"the data are not at hand ({name} is not in the data folder, or cannot be dealt as the spec says)"
+    own = dataset.train.targets(torch.arange(len(dataset.train))) if dataset.classes else dataset.groups
+    if own is None:
+        return f"{name} has neither classes nor groups to show"
+    counts = table(own, parts, len(dataset.class_names))
+    if counts.size > PARTITION_CELLS:
+        return f"{counts.shape[0]} nodes with {counts.shape[1]} classes are too many to draw"
+    return {"classes": list(dataset.class_names), "counts": counts.tolist()}
+
+
+def _mean(curves: Sequence[Floats]) -> Floats:
+    length = min(map(len, curves))
+    mean: Floats = np.mean([curve[:length] for curve in curves], axis=0)
+    return mean
+
+
+def _thin(at: Any) -> Any:
+    """At most POINTS of the places, the last one always among them."""
+    if len(at) <= POINTS:
+        return at
+    return at[np.unique(np.linspace(0, len(at) - 1, POINTS).round().astype(int))]

@@ -1,0 +1,65 @@
+"""The paper's related-work table beside what is implemented here under which name."""
+
+from typing import NamedTuple
+
+from feda2l.report.paper_numbers import rows_of
+from feda2l.report.sheets import Entry, Sheet
+
+
+class Ours(NamedTuple):
+    """What our implementation of a method does; without a server all of them are another thing than the original."""
+
+    name: str
+    layer_wise: bool
+    every_round: bool
+    server_free: bool
+    no_extra_message: str
+    signal: str
+
+
+OURS = {
+    "FedYogi": Ours("algorithm fedyogi", False, True, True, "yes", "moments of the node's own mixed update"),
+    "FLARE": Ours(
+        "rate rule flare", False, False, True, "a whole number once", "local steps against the neighbourhood's mean"
+    ),
+    "DFedHPO": Ours(
+        "algorithm dfedhpo", False, False, True, "rates and losses before round 1", "search before round 1"
+    ),
+    "AutoLR": Ours("rate rule autolr", True, True, True, "yes", "movement a weight by depth, once a round"),
+    "Fed-LAMB": Ours("rate rule fed_lamb", True, True, True, "yes", "a layer's size over its update, once a round"),
+    "FLAYER": Ours("rate rule flayer", True, True, True, "yes", "depth and the mean gradient of the round before"),
+    "FedLWS": Ours(
+        "algorithm fedlws", True, True, True, "yes", "the neighbours' spread shrinks mixed layers; rates stay"
+    ),
+    "FedA2L": Ours("rate rule feda2l", True, True, True, "yes", "how far training moved and mixing corrected a layer"),
+}
+
+
+def related_work() -> Sheet:
+    """The paper's answer / ours, for each question."""
+    header = [
+        "method",
+        "`feda2l list`",
+        "layer-wise",
+        "per round",
+        "server-free",
+        "no extra message",
+        "signal: the paper",
+        "signal: here",
+    ]
+    rows = []
+    for row in rows_of("related_work"):
+        ours = OURS[row["method"]]
+        pairs = (
+            (row["layer_wise_lr"], ours.layer_wise),
+            (row["dynamic_per_round"], ours.every_round),
+            (row["server_free"], ours.server_free),
+        )
+        answers = [f"{theirs} / {'yes' if own else 'no'}" for theirs, own in pairs]
+        answers.append(f"{row['no_extra_comm']} / {ours.no_extra_message}")
+        rows.append([Entry(text) for text in (row["method"], ours.name, *answers, row["signal_source"], ours.signal)])
+    notes = [
+        "The paper's answer for the original / what the version here does: it has no server, so what a server sees "
+        "is taken from the node's own neighbourhood. FLARE and FLAYER are our readings (see `feda2l list`).",
+    ]
+    return Sheet("Related work", header, rows, notes)

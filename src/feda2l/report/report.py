@@ -1,0 +1,65 @@
+"""`feda2l report`: tables, figures and one page from run folders alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from feda2l.errors import FedA2LError, RunFailed
+from feda2l.report.curves import read_curves
+from feda2l.report.figures import draw_all
+from feda2l.report.find_runs import Notes, find_runs
+from feda2l.report.layout import studies_of
+from feda2l.report.page import page
+from feda2l.report.related_work import related_work
+from feda2l.report.results import ResultTable, tables_of
+from feda2l.report.run_figures import Figures, figures_of
+from feda2l.report.write_tables import comma_separated, latex, markdown
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report came to."""
+
+    tables: list[ResultTable]
+    figures: list[Figures]
+    left_out: list[str]
+    files: list[Path]
+
+
+def read(folders: Sequence[Path], notes: Notes, *, paper: bool = True) -> tuple[list[ResultTable], list[Figures]]:
+    """The tables of all runs below the folders, and every run's numbers."""
+    runs = find_runs(folders, notes)
+    curves = read_curves(runs, notes)
+    figures = {run.path: figures_of(run, curves[run.path]) for run in runs if run.path in curves}
+    tables = [table for study in studies_of(runs, folders) for table in tables_of(study, figures, notes, paper=paper)]
+    if not tables:
+        reasons = "\n".join(f"  {line}" for line in notes.lines())
+        raise FedA2LError(f"{', '.join(map(str, folders))}: no run could be used\n{reasons}")
+    return tables, list(figures.values())
+
+
+def report(folders: Sequence[Path], out: Path, *, tensorboard: bool = False, paper: bool = True) -> Report:
+    """Write everything to `out`; what could not be shown is said, in the files and in what is returned."""
+    notes = Notes()
+    tables, figures = read(folders, notes, paper=paper)
+    related = related_work()
+    files = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if tensorboard:  # first: whoever asks for it without having it should not wait
+            from feda2l.report.tensorboard_export import export_tensorboard
+
+            export_tensorboard(figures, out / "tensorboard")
+            files.append(out / "tensorboard")
+        left_out = [*notes.lines(), *(f"not drawn, {words}" for words in draw_all(tables, out / "figures"))]
+        for name, text in (
+            ("table.csv", comma_separated(tables)),
+            ("table.md", markdown(tables, [related], left_out)),
+            ("table.tex", latex(tables)),
+            ("index.html", page(tables, related, left_out)),
+        ):
+            (out / name).write_text(text, encoding="utf-8")
+            files.append(out / name)
+    except OSError as error:
+        raise RunFailed(f"--out {out}: the report cannot be written: {error.strerror}") from error
+    return Report(tables, figures, left_out, [*files, out / "figures"])

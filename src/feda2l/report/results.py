@@ -1,0 +1,260 @@
+"""Tables as values: methods of a setting side by side, who is first, by how much, and whether seeds can show it."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from feda2l.rates import RULES
+from feda2l.rates.feda2l import FedA2LRule
+from feda2l.report.curves import mean_curve
+from feda2l.report.find_runs import FoundRun, Notes
+from feda2l.report.layout import Layout, Study, label, lay_out, order, usual_values
+from feda2l.report.metrics import RoundsToTarget, rounds_over_seeds
+from feda2l.report.paper_numbers import PaperNumber, paper_number
+from feda2l.report.run_figures import Figures, first_rounds, smooth
+from feda2l.report.significance import PairedTest, paired_test
+
+Role = Literal["ours", "control", "constant", "baseline"]
+NEVER = math.inf
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method in a setting: its seeds."""
+
+    row: str
+    seeds: list[Figures]
+    paper: PaperNumber | None = None
+
+    @property
+    def example(self) -> Figures:
+        return self.seeds[0]
+
+    @cached_property
+    def role(self) -> Role:
+        """FedA2L itself, a control of it (all of its machinery but one part), the constant rate, or another rule."""
+        name = str(self.example.run.keys.get("rates.name"))
+        kind = RULES.get(name)
+        if kind is FedA2LRule:
+            return "ours"
+        if kind is not None and issubclass(kind, FedA2LRule):
+            return "control"
+        return "constant" if name == "constant" else "baseline"
+
+    @property
+    def rounds(self) -> int:
+        """The rounds each seed had; of unequal ones the fewest."""
+        return min(figures.run.rounds for figures in self.seeds)
+
+    @property
+    def diverged(self) -> int:
+        return sum(figures.run.diverged for figures in self.seeds)
+
+    @cached_property
+    def sound(self) -> list[Figures]:
+        """The seeds that did not diverge; where all did, all."""
+        return [figures for figures in self.seeds if not figures.run.diverged] or self.seeds
+
+    @cached_property
+    def reach(self) -> RoundsToTarget:
+        return rounds_over_seeds([figures.reached for figures in self.seeds])
+
+    @cached_property
+    def curve_averaged(self) -> int | None:
+        """As the paper counts: the seeds' mean curve, smoothed, its first round at the target.
+
+        A mean of curves of which one broke off is none.
+        """
+        run = self.example.run
+        if run.target is None or self.diverged:
+            return None
+        mean = mean_curve([figures.curve.score for figures in self.seeds])
+        return first_rounds(smooth(mean, run.window), [run.target], falls=run.falls)[0]
+
+    def over_seeds(self, what: str) -> list[float]:
+        """A figure of every seed that has it."""
+        return [value for figures in self.seeds if (value := getattr(figures, what)) is not None]
+
+    @cached_property
+    def grid(self) -> dict[float, RoundsToTarget]:
+        targets = self.example.grid
+        return {target: rounds_over_seeds([figures.grid.get(target) for figures in self.seeds]) for target in targets}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The methods of one setting, which differ in nothing but the row."""
+
+    block: str
+    column: str
+    cells: list[Cell]
+
+    @property
+    def target(self) -> float | None:
+        return self.cells[0].example.run.target
+
+    @cached_property
+    def by(self) -> Literal["mean", "median"]:
+        """What rounds are ranked by: the mean, or where only some seeds of a method reached the target, the median."""
+        partly = any(0 < cell.reach.reached < cell.reach.runs for cell in self.cells)
+        return "median" if partly else "mean"
+
+    def rounds(self, cell: Cell) -> float:
+        """The ranked figure; infinite where the target was not reached."""
+        value = cell.reach.median if self.by == "median" else cell.reach.mean
+        return NEVER if value is None else float(value)
+
+    def place(self, cell: Cell) -> int | None:
+        """1 for the fastest, 2 for the next; equal ones share a place; None for the rest, and who never came."""
+        return _place(self.rounds(cell), map(self.rounds, self.cells))
+
+    def best_place(self, cell: Cell) -> int | None:
+        """The same for the best score."""
+        falls = cell.example.run.falls
+        means = [_mean_score(other, falls) for other in self.cells]
+        return _place(_mean_score(cell, falls), means)
+
+    def fastest(self, roles: Sequence[Role]) -> Cell | None:
+        """The fastest of these kinds; None where there is none."""
+        own = [cell for cell in self.cells if cell.role in roles]
+        return min(own, key=self.rounds) if own else None
+
+    def improvement(self, cell: Cell, roles: Sequence[Role] = ("constant", "baseline")) -> tuple[float, bool] | None:
+        """Rounds saved against the fastest of the others, in percent; True: more than that, since none of them came.
+
+        Where none came, the paper prints 100 %; all that is known is that they need more rounds than they had.
+        """
+        rival = self.fastest(roles)
+        if rival is None or self.target is None:
+            return None
+        ours, theirs = self.rounds(cell), self.rounds(rival)
+        if ours == NEVER:
+            return None
+        never = theirs == NEVER
+        theirs = rival.rounds if never else theirs
+        return 100 * (theirs - ours) / theirs, never
+
+    def speed_up(self, cell: Cell) -> tuple[float, bool] | None:
+        """Times as fast as the (fastest) constant rate; True: at least that, since the constant rate never came."""
+        constant = self.fastest(["constant"])
+        if constant is None or self.rounds(cell) == NEVER:
+            return None
+        never = self.rounds(constant) == NEVER
+        return (constant.rounds if never else self.rounds(constant)) / self.rounds(cell), never
+
+    def test(self, cell: Cell, rival: Cell) -> PairedTest | None:
+        """Rounds of `cell` against the rival's, seed by seed; a seed that never came counts as one round too many."""
+        theirs = {figures.run.seed: _or_never(figures) for figures in rival.seeds}
+        pairs = [(theirs[figures.run.seed], _or_never(figures)) for figures in cell.seeds if figures.run.seed in theirs]
+        if not pairs or self.target is None:
+            return None
+        return paired_test([first for first, _ in pairs], [second for _, second in pairs])
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Contests with the same rows: blocks down, columns across."""
+
+    title: str
+    study: str
+    layout: Layout
+    contests: list[Contest]
+
+    @property
+    def metric(self) -> str:
+        return self.contests[0].cells[0].example.run.metric
+
+    @cached_property
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(cell.row for contest in self.contests for cell in contest.cells))
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(contest.column for contest in self.contests))
+
+    @cached_property
+    def blocks(self) -> list[str]:
+        return list(dict.fromkeys(contest.block for contest in self.contests))
+
+    def contest(self, block: str, column: str) -> Contest | None:
+        return next((c for c in self.contests if (c.block, c.column) == (block, column)), None)
+
+    def firsts(self, *, controls: bool) -> dict[str, tuple[int, int]]:
+        """In how many settings each row was fastest: ties counted, and alone."""
+        count: dict[str, list[int]] = {}
+        for contest in self.contests:
+            cells = [cell for cell in contest.cells if controls or cell.role != "control"]
+            best = min(map(contest.rounds, cells), default=NEVER)
+            first = [cell.row for cell in cells if contest.rounds(cell) == best < NEVER]
+            for cell in cells:
+                own = count.setdefault(cell.row, [0, 0])
+                own[0] += cell.row in first
+                own[1] += first == [cell.row]
+        return {row: (tied, alone) for row, (tied, alone) in count.items()}
+
+    @property
+    def decided(self) -> int:
+        """Settings in which anyone reached the target."""
+        return sum(any(contest.rounds(cell) < NEVER for cell in contest.cells) for contest in self.contests)
+
+
+def tables_of(study: Study, figures: Mapping[Path, Figures], notes: Notes, *, paper: bool = True) -> list[ResultTable]:
+    """The study's tables; runs with different data or targets share one only if the study says so."""
+    runs = [run for run in study.runs if run.path in figures]
+    if not runs:
+        return []
+    layout = lay_out(Study(study.name, runs, study.wishes), notes)
+    varied = (*layout.rows, *layout.columns, *layout.blocks)
+    usual = {keys: usual_values(runs, keys) for keys in (layout.tables, layout.blocks, layout.columns, layout.rows)}
+
+    def named(run: FoundRun, keys: tuple[str, ...]) -> str:
+        return label(run, keys, usual[keys])
+
+    tables: dict[tuple[str, str], dict[tuple[str, str], dict[str, list[Figures]]]] = {}
+    ordered = sorted(
+        runs,
+        key=lambda run: tuple(order(run, keys) for keys in (layout.tables, layout.blocks, layout.columns, layout.rows)),
+    )
+    for run in ordered:
+        place = tables.setdefault((named(run, layout.tables), run.metric), {})
+        contest = place.setdefault((named(run, layout.blocks), named(run, layout.columns)), defaultdict(list))
+        contest[named(run, layout.rows)].append(figures[run.path])
+    found = []
+    for (title, metric), contests in tables.items():
+        made = [
+            Contest(block, column, [_cell(row, seeds, varied, paper, notes) for row, seeds in rows.items()])
+            for (block, column), rows in contests.items()
+        ]
+        words = [study.name, "" if title == "all" else title, metric if len({m for _, m in tables}) > 1 else ""]
+        found.append(ResultTable(" / ".join(word for word in words if word) or "results", study.name, layout, made))
+    return found
+
+
+def _cell(row: str, seeds: list[Figures], varied: tuple[str, ...], paper: bool, notes: Notes) -> Cell:
+    by_seed: dict[int, Figures] = {}
+    for figures in seeds:
+        if figures.run.seed in by_seed:
+            notes.add("the same seed twice in one cell; both counted, the first one paired", figures.run.path)
+        by_seed.setdefault(figures.run.seed, figures)
+    seeds = sorted(seeds, key=lambda figures: figures.run.seed)
+    return Cell(row, seeds, paper_number(seeds[0].run, varied) if paper else None)
+
+
+def _place(value: float, values: Iterable[float]) -> int | None:
+    distinct = sorted({other for other in values if other < NEVER})
+    return next((place for place, other in enumerate(distinct[:2], start=1) if other == value), None)
+
+
+def _mean_score(cell: Cell, falls: bool) -> float:
+    best = cell.over_seeds("best")
+    if not best:
+        return NEVER
+    return round((1 if falls else -1) * sum(best) / len(best), 12)
+
+
+def _or_never(figures: Figures) -> float:
+    return figures.run.rounds + 1 if figures.reached is None else figures.reached

@@ -1,0 +1,160 @@
+"""The tables as Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+
+from feda2l.report.results import NEVER, Cell, Contest, ResultTable
+from feda2l.report.sheets import Entry, Sheet, setting_of, sheets_of
+
+ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    ">": "$>$",
+    "<": "$<$",
+}
+FIGURES = ("reached", "best", "best_smoothed", "last_10", "seconds", "seconds_with_evaluation", "sent", "search")
+
+
+def markdown(tables: Sequence[ResultTable], extra: Sequence[Sheet], left_out: Sequence[str]) -> str:
+    """Everything for reading: tables, the related work, what was left out."""
+    parts = ["# Results"]
+    for table in tables:
+        parts += [f"## {table.title}", setting_of(table)]
+        for sheet in sheets_of(table):
+            parts += [f"### {sheet.title}", sheet_markdown(sheet)]
+    for sheet in extra:
+        parts += [f"## {sheet.title}", sheet_markdown(sheet)]
+    if left_out:
+        parts += ["## Left out, or to be known", "\n".join(f"- {line}" for line in left_out)]
+    return "\n\n".join(parts) + "\n"
+
+
+def sheet_markdown(sheet: Sheet) -> str:
+    lines = [_line(sheet.header), "|" + "---|" * len(sheet.header)]
+    lines += [_line([_mark(entry) for entry in row]) for row in sheet.rows]
+    return "\n".join(lines) + "".join(f"\n\n{note}" for note in sheet.notes)
+
+
+def latex(tables: Sequence[ResultTable]) -> str:
+    """A `table` environment for each sheet, for `\\input` in a paper that loads booktabs."""
+    parts = ["% needs \\usepackage{booktabs}; made by `feda2l report`"]
+    for table in tables:
+        for sheet in sheets_of(table):
+            if sheet.title != "All figures":
+                parts.append(_sheet_latex(sheet, f"{table.title}: {setting_of(table)}"))
+    return "\n\n".join(parts) + "\n"
+
+
+def comma_separated(tables: Sequence[ResultTable]) -> str:
+    """Long form, a line a method and setting, numbers as they are (accuracies as shares)."""
+    lines = [
+        _csv_line(table, contest, cell) for table in tables for contest in table.contests for cell in contest.cells
+    ]
+    header = list(dict.fromkeys(key for line in lines for key in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _csv_line(table: ResultTable, contest: Contest, cell: Cell) -> dict[str, object]:
+    run, reach = cell.example.run, cell.reach
+    line: dict[str, object] = {
+        "study": table.study,
+        "table": table.title,
+        "block": contest.block,
+        "column": contest.column,
+        "row": cell.row,
+        "kind": cell.role,
+        "metric": run.metric,
+        "target": contest.target,
+        "rounds": cell.rounds,
+        "runs": reach.runs,
+        "diverged": cell.diverged,
+        "reached": reach.reached,
+        "median": f"> {cell.rounds}" if reach.median is None and contest.target is not None else reach.median,
+        "mean": reach.mean,
+        "std": reach.std,
+        "std_population": None if reach.std is None else reach.std * ((reach.runs - 1) / reach.runs) ** 0.5,
+        "of_mean_curve": cell.curve_averaged,
+        "ranked_by": contest.by,
+        "place": contest.place(cell),
+    }
+    if speed := contest.speed_up(cell):
+        line |= {"speed_up": speed[0], "speed_up_is_at_least": speed[1]}
+    if cell.role == "ours":
+        if gain := contest.improvement(cell):
+            line |= {"improvement_percent": gain[0], "improvement_is_more": gain[1]}
+        rivals = {"": contest.fastest(["constant", "baseline"]), "control_": contest.fastest(["control"])}
+        for name, rival in rivals.items():
+            if (
+                rival
+                and not contest.rounds(cell) == contest.rounds(rival) == NEVER
+                and (test := contest.test(cell, rival))
+            ):
+                line |= {f"{name}rival": rival.row, f"{name}difference": test.difference, f"{name}p": test.p}
+                line |= {f"{name}smallest_p": test.smallest}
+    for name in FIGURES[1:]:
+        values = cell.over_seeds(name)
+        line[name] = sum(values) / len(values) if values else None
+        if len(values) > 1:
+            mean = sum(values) / len(values)
+            line[f"{name}_std"] = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    for target, there in cell.grid.items():
+        line[f"median_to_{target:g}"] = there.median
+    if cell.paper:
+        line |= {"paper_rounds": cell.paper.rounds, "paper_std": cell.paper.std, "paper_minutes": cell.paper.minutes}
+        line |= {"paper_best": cell.paper.best, "paper_flags": " ".join(cell.paper.flags)}
+    return line
+
+
+def _line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def _mark(entry: Entry) -> str:
+    return {1: f"**{entry.text}**", 2: f"<u>{entry.text}</u>"}.get(entry.place or 0, entry.text)
+
+
+def _sheet_latex(sheet: Sheet, caption: str) -> str:
+    columns = "l" + "r" * (len(sheet.header) - 1)
+    rows = [" & ".join(map(escape, sheet.header)) + r" \\"]
+    rows.append(r"\midrule")
+    for row in sheet.rows:
+        if len(row) > 1 and not any(entry.text for entry in row[1:]):
+            rows.append(rf"\multicolumn{{{len(row)}}}{{l}}{{\emph{{{escape(row[0].text)}}}}} \\")
+            continue
+        if row[0].text.startswith("Improv."):
+            rows.append(r"\addlinespace")
+        rows.append(" & ".join(map(_latex_entry, row)) + r" \\")
+    body = "\n".join(rows)
+    return (
+        "\\begin{table}\n\\centering\n"
+        f"\\caption{{{escape(f'{sheet.title}. {caption}')}}}\n"
+        f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}"
+    )
+
+
+def _latex_entry(entry: Entry) -> str:
+    text = escape(entry.text)
+    return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(entry.place or 0, text)
+
+
+def escape(text: str) -> str:
+    """
+    >>> escape("decay_only 5 %")
+    'decay\\\\_only 5 \\\\%'
+    """
+    return re.sub("[" + re.escape("".join(ESCAPES)) + "]", lambda found: ESCAPES[found[0]], text)

@@ -1,0 +1,91 @@
+"""Run folders written by hand: curves whose figures can be worked out on paper."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars
+import tomli_w
+
+
+def write_run(
+    folder: Path,
+    curve: Sequence[float | None],
+    *,
+    rates: str = "feda2l",
+    seed: int = 1,
+    target: float | None = 0.5,
+    smoothing: int = 1,
+    rounds: int | None = None,
+    status: str = "finished",
+    metric: str = "accuracy",
+    pack: int = 6,
+    nodes: int = 2,
+    every_second: float | None = None,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
+    """A run of `nodes` equal nodes on a ring; layers `a` and `b`."""
+    folder.mkdir(parents=True)
+    length = len(curve)
+    spec: dict[str, Any] = {
+        "name": folder.name,
+        "seed": seed,
+        "rounds": rounds or length,
+        "data": {"name": "digits", "nodes": nodes, "partition": "dirichlet", "alpha": 0.1, "partition_seed": 1},
+        "model": {"name": "mlp"},
+        "topology": {"name": "ring"},
+        "algorithm": {"name": "fedavg"},
+        "rates": {"name": rates, "base": 0.01},
+        "training": {"batch_size": 10},
+        "evaluation": {"every": 1, "smoothing": smoothing} | ({} if target is None else {"target": target}),
+        "runtime": {"engine": "rows"},
+    }
+    for section, values in (more or {}).items():
+        spec[section] = {**spec.get(section, {}), **values}
+    (folder / "spec.toml").write_text(tomli_w.dumps(spec))
+    per_round = [round for round in range(1, length + 1) for _ in range(nodes)]
+    polars.DataFrame(
+        {
+            "round": per_round,
+            "node": list(range(nodes)) * length,
+            "train_loss": [1.0] * (length * nodes),
+            metric: [value for value in curve for _ in range(nodes)],
+            "bytes_sent": [1_000_000] * (length * nodes),
+            "disagreement": [1 / round for round in per_round],
+        },
+        schema_overrides={metric: polars.Float64},
+    ).write_parquet(folder / "rounds.parquet")
+    cells = [(round, node, layer) for round in range(1, length + 1) for node in range(nodes) for layer in "ab"]
+    polars.DataFrame(
+        {
+            "round": [round for round, _, _ in cells],
+            "node": [node for _, node, _ in cells],
+            "layer": [layer for _, _, layer in cells],
+            "rate": [0.01 / round for round, _, _ in cells],
+            "multiplier": [1.0] * len(cells),
+            "sigma": [0.1 * (node + 1) / round for round, node, _ in cells],
+            "zeta": [0.5 + 0.4 * (layer == "a") for _, _, layer in cells],
+        }
+    ).write_parquet(folder / "layers.parquet")
+    summary = {"name": folder.name, "status": status, "rounds": length, "metric": metric, "pack": pack}
+    if status == "diverged":
+        summary["diverged"] = {"round": length, "node": 0, "layer": "a"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "environment.json").write_text(json.dumps({"python": "3.11"}))
+    if every_second is not None:
+        parts = {"train": every_second, "mix": 0.25, "adapt": 0.25, "evaluate": 1.0, "pack": pack}
+        lines = [json.dumps({"round": round, **parts}) for round in range(1, length + 1)]
+        (folder / "timings.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def rising(reaches: int | None, length: int = 10) -> list[float]:
+    """0.1 until the round that is at 0.6."""
+    return [0.6 if reaches and round >= reaches else 0.1 for round in range(1, length + 1)]
+
+
+def write_seeds(folder: Path, rates: str, reached: Sequence[int | None], **options: Any) -> None:
+    """A run a seed, each with the round at which it reaches 0.5."""
+    for seed, when in enumerate(reached, start=1):
+        write_run(folder / f"{rates}-{seed}", rising(when), rates=rates, seed=seed, **options)

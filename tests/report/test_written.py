@@ -1,0 +1,242 @@
+"""What is written: LaTeX that is whole, figures, TensorBoard's events, and code of the documentation that runs."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+from made_up import rising, write_run, write_seeds
+
+from feda2l.errors import FedA2LError
+from feda2l.report import tensorboard_export
+from feda2l.report.compare import compare
+from feda2l.report.figures import steepest_layers
+from feda2l.report.find_runs import Notes
+from feda2l.report.page import page
+from feda2l.report.related_work import OURS, related_work
+from feda2l.report.report import read, report
+from feda2l.report.write_tables import escape, latex, markdown
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reading-results.md"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two rules on two graphs, two seeds each; one never comes."""
+    for graph in ("ring", "full"):
+        folder = tmp_path / "runs" / graph
+        write_seeds(folder, "constant", [6, None], more={"topology": {"name": graph}})
+        write_seeds(folder, "feda2l", [4, 4], more={"topology": {"name": graph}}, pack=1, every_second=1.0)
+        write_seeds(folder, "decay_only", [5, 5], more={"topology": {"name": graph}})
+    return tmp_path / "runs"
+
+
+def check_latex(text: str) -> None:
+    """Braces and environments close, every line of a table has its columns, nothing special is left bare."""
+    bare = re.sub(r"\\[{}%&#_$\\]", "", text)
+    bare = re.sub(r"(?m)^%.*$", "", bare)
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+    begun, ended = re.findall(r"\\begin{(\w+)}", text), re.findall(r"\\end{(\w+)}", text)
+    assert sorted(begun) == sorted(ended)
+    for columns, body in re.findall(r"\\begin{tabular}{(\w+)}(.*?)\\end{tabular}", text, re.DOTALL):
+        for line in body.splitlines():
+            if line.endswith(r"\\") and "multicolumn" not in line:
+                assert len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1
+            assert not re.search(r"(?<!\\)[#_%]", line)
+
+
+def test_latex_is_balanced(runs: Path) -> None:
+    text = latex(read([runs], Notes())[0])
+    check_latex(text)
+    assert r"feda2l & \textbf{4.0 $\pm$ 0.0 (2/2)} & \textbf{4.0 $\pm$ 0.0 (2/2)} \\" in text
+    assert r"constant & median $>$ 10 (1/2)" in text
+    assert r"decay\_only" in text
+
+
+def test_latex_escapes_all_it_must() -> None:
+    check_latex("\\begin{tabular}{l}\n" + escape("a_b & 5 % {x} ~ ^ # $ \\") + r" \\" + "\n\\end{tabular}")
+
+
+def test_markdown_marks_first_and_second(tmp_path: Path) -> None:
+    for rule, when in {"constant": 9, "step": 7, "feda2l": 4}.items():
+        write_seeds(tmp_path, rule, [when])
+    text = markdown(read([tmp_path], Notes())[0], [related_work()], ["left out: nothing"])
+    assert "| feda2l | **4.0 (1/1)** |" in text
+    assert "| step | <u>7.0 (1/1)</u> |" in text
+    assert "| Improv. | +42.9 % (step) |" in text
+    assert "- left out: nothing" in text
+
+
+def test_a_study_of_a_parameter_has_its_figures(tmp_path: Path) -> None:
+    for beta in (0.0, 0.6, 1.0):
+        write_run(tmp_path / "runs" / f"{beta}", rising(3), more={"rates": {"balance": beta}})
+    report([tmp_path / "runs"], tmp_path / "out")
+    drawn = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert {"sensitivity.png", "balance.pdf"} <= drawn
+
+
+def test_errors_have_a_report_too(tmp_path: Path) -> None:
+    series = {"data": {"name": "exchange_rate", "partition": "natural"}}
+    for rule, curve in {"constant": [2.0, 1.0], "feda2l": [1.0, 0.5]}.items():
+        write_run(tmp_path / "runs" / rule, curve, rates=rule, metric="mse", target=0.6, more=series)
+    report([tmp_path / "runs"], tmp_path / "out")
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "Lowest test MSE" in text
+    assert "| constant | not reached (0/1) |" in text
+
+
+def test_the_page_holds_everything_it_needs(runs: Path) -> None:
+    html = page(read([runs], Notes())[0], related_work(), [])
+    assert "@@" not in re.sub(r"(?s)<script>/\*.*?</script>", "", html).split('id="data"')[1]
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)="(?!data:)', html)
+
+
+def test_the_layers_that_move_most_are_of_one_node() -> None:
+    rows = [
+        (2, node, layer, sigma) for node, layer, sigma in [(0, "a", 1.0), (1, "a", 5.0), (1, "b", 3.0), (0, "b", 4.0)]
+    ]
+    frame = polars.DataFrame(rows, schema=["round", "node", "layer", "sigma"], orient="row")
+    assert steepest_layers(frame, 2) == (1, ["a", "b"])
+
+
+def test_related_work_names_what_there_is() -> None:
+    from feda2l.algorithms import ALGORITHMS
+    from feda2l.rates import RULES
+
+    for ours in OURS.values():
+        kind, _, name = ours.name.rpartition(" ")
+        assert name in (ALGORITHMS if kind == "algorithm" else RULES)
+    assert len(related_work().rows) == len(OURS)
+
+
+def test_tensorboard_reads_back_what_was_written(runs: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert tensorboard_export.export_tensorboard(read([runs / "ring"], Notes())[1], tmp_path / "out") == 6
+    events = accumulator.EventAccumulator(str(tmp_path / "out" / "feda2l-1"))
+    events.Reload()
+    score = [(event.step, round(event.value, 6)) for event in events.Scalars("accuracy")]
+    assert score == list(enumerate(rising(4), start=1))
+    assert events.Scalars("rate/a")[1].value == pytest.approx(0.005)
+    assert events.Scalars("bytes_sent")[0].value == 2e6
+
+
+def test_without_tensorboard_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(FedA2LError, match=r"feda2l\[tensorboard\]"):
+        tensorboard_export.export_tensorboard([], tmp_path)
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
+def test_the_documented_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in re.findall(r"import (\w+)", code):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    write_run(tmp_path / "runs" / "demo" / "feda2l-1", rising(3))
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "table.csv").write_text("row,mean\nfeda2l,3\n")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"polars": polars}
+    exec(code, names)
+    if "best" in names:
+        assert names["best"]["accuracy"].to_list() == [0.6]
+
+
+def test_compare_says_who_is_ahead_and_that_two_seeds_are_too_few(tmp_path: Path) -> None:
+    write_seeds(tmp_path / "a", "constant", [8, 9], pack=1, every_second=1.5)
+    write_seeds(tmp_path / "b", "feda2l", [4, 7], pack=1, every_second=1.5)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    rounds, seconds, best, last = found.measures
+    assert rounds.test is not None
+    assert rounds.test.difference == -3
+    assert (seconds.test and seconds.test.difference) == -6
+    assert best.words == "equal"
+    assert last.test is not None
+    assert last.test.difference == pytest.approx(100 * (0.5 * 7 / 10 + 0.5 * 4 / 10 - 0.5 * 3 / 10 - 0.5 * 2 / 10) / 2)
+    assert found.verdict.startswith("B is ahead of A in rounds to 50 % by 3 rounds, but 2 seeds are too few")
+
+
+def test_compare_with_enough_seeds(tmp_path: Path) -> None:
+    write_seeds(tmp_path / "a", "constant", [8, 9, 8, 9, None, 9])
+    write_seeds(tmp_path / "b", "feda2l", [4, 5, 4, 5, 4, 5])
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == "B beats A in rounds to 50 % by 4.5 rounds (p = 0.031, 6 seeds)."
+    assert compare(tmp_path / "b", tmp_path / "a").verdict.startswith("A beats B")
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"more": {"data": {"name": "cifar10"}}}, "different data"),
+        ({"metric": "mse"}, "scored by accuracy, B by mse"),
+        ({"seed": 2}, "none in common"),
+    ],
+)
+def test_compare_refuses_what_cannot_be_compared(tmp_path: Path, other: dict[str, Any], why: str) -> None:
+    a = write_run(tmp_path / "a", rising(3))
+    b = write_run(tmp_path / "b", rising(3), rates="constant", **other)
+    with pytest.raises(FedA2LError, match=why):
+        compare(a, b)
+
+
+def test_compare_wants_one_method_a_side(runs: Path) -> None:
+    with pytest.raises(FedA2LError, match=r"differ in .*rates.name"):
+        compare(runs, runs)
+
+
+def test_the_bench_makes_records_that_a_report_can_read(tmp_path: Path) -> None:
+    from feda2l.bench.report_work import make_records
+
+    make_records(tmp_path, runs=8, rounds=30, nodes=3)
+    notes = Notes()
+    _, figures = read([tmp_path], notes)
+    assert len(figures) == 8
+    assert not any("left out" in line for line in notes.lines())
+
+
+@pytest.mark.long
+def test_the_bench_measures_a_report() -> None:
+    from feda2l.bench.report_work import report_work
+
+    result = report_work(runs=4, rounds=20, nodes=3)
+    assert result.figure.endswith(" s")
+    assert result.numbers["memory_bytes"] > 1e8
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["report", "nowhere"], ["compare", "nowhere", "nowhere"]])
+def test_mistakes_on_the_command_line_end_without_a_traceback(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from feda2l.cli import main
+
+    monkeypatch.setattr("sys.argv", ["feda2l", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("feda2l: ")
+
+
+def test_the_commands_write_all_files_and_print_what_they_found(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from feda2l.cli import main
+
+    def call(*words: object) -> None:
+        monkeypatch.setattr("sys.argv", ["feda2l", *map(str, words)])
+        main()
+
+    call("report", runs, "--out", tmp_path / "out", "--no-paper")
+    printed = capsys.readouterr().out
+    assert "median" in printed
+    out = tmp_path / "out"
+    assert str(out / "index.html") in printed
+    assert "rates.balance was not varied" in printed
+    for name in ("index.html", "table.md", "table.tex", "table.csv"):
+        assert (out / name).stat().st_size > 500
+    drawn = {path.name for path in (out / "figures").iterdir()}
+    for name in ("curves-ring", "curves-full", "best", "minutes", "rates"):
+        assert {f"{name}.png", f"{name}.svg", f"{name}.pdf"} <= drawn
+    call("compare", runs / "ring" / "constant-1", runs / "ring" / "feda2l-1")
+    assert "B is ahead of A" in capsys.readouterr().out
