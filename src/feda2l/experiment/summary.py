@@ -43,10 +43,11 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
         where = simulation.diverged
         summary["diverged"] = {"round": where.round, "node": where.node, "layer": where.layer}
     if (target := spec.evaluation.target) is not None:
+        smoothing = 1 if falls else smoothing  # as the paper counts: an accuracy is smoothed, an MSE is not
         reached = rounds_to_target(curve, target, smoothing, falls=falls)
         summary["target"] = {
             metric: target,
-            "smoothing": spec.evaluation.smoothing,
+            "smoothing": smoothing,
             "every": spec.evaluation.every,
             "round": reached,
         }
