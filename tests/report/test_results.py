@@ -156,6 +156,13 @@ def test_a_partition_seed_that_moves_with_the_seed_makes_no_column(tmp_path: Pat
     assert len(contest_of(tmp_path).cells[0].seeds) == 2
 
 
+def test_a_control_paired_with_the_run_of_its_seed_is_one_row(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        own = {"rates": {"name": "decay_only_matched", "paired": f"feda2l-{seed}"}}
+        write_run(tmp_path / f"{seed}", rising(3), seed=seed, more=own)
+    assert len(contest_of(tmp_path).cells[0].seeds) == 2
+
+
 def test_a_study_says_what_rows_and_columns_are(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(
         'name = "graphs"\n[report]\nrows = "topology.name"\ncolumns = ["rates.name"]\n'

@@ -82,7 +82,8 @@ def lay_out(study: Study, notes: Notes) -> Layout:
 def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
     """The keys in which runs differ; a key that follows from others (a rule's parameters) is none of its own."""
     every = {key for run in runs for key in run.keys}
-    ignored = {"seed", "name", "runtime.checkpoint_seconds", *NO_MATTER}
+    # a control is paired with the run of its own seed, so that key differs with the seed and says no more
+    ignored = {"seed", "name", "rates.paired", "runtime.checkpoint_seconds", *NO_MATTER}
     middle = sorted(every - set(FIRST) - set(LAST) - ignored, key=lambda key: (key.split(".")[0] != "rates", key))
     chosen: list[str] = []
     parts = 1
