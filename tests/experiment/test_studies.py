@@ -244,7 +244,7 @@ def test_a_search_is_not_tuned() -> None:
 BAD = [
     ({"nmae": "x"}, r"tiny.toml: nmae: unknown key or section; did you mean 'name'\?"),
     ({"tune": {"vaules": [1]}}, r"tiny.toml: tune.vaules: unknown key; did you mean 'values'\?"),
-    ({"report": {"kind": "pie"}}, r"tiny.toml: report.kind = 'pie': input should be 'rounds'"),
+    ({"report": {"rwos": "rates.name"}}, r"tiny.toml: report.rwos: unknown key; did you mean 'rows'"),
     ({"reading": "fairer"}, r"tiny.toml: reading = 'fairer': input should be 'paper', 'reference' or 'fair'"),
     ({"seeds": 0}, r"tiny.toml: seeds = 0: .*at least one seed"),
     ({"seeds": []}, r"tiny.toml: seeds = \[\]: .*at least one seed"),

@@ -18,17 +18,14 @@ from feda2l.experiment.spec import Count, Section, Share, Spec
 from feda2l.names import look_up
 
 Table = dict[str, Any]
-Kind = Literal["rounds", "accuracy", "mse", "curves", "time", "sensitivity", "dynamics", "bars"]
 Seed = Annotated[int, Field(ge=0, strict=True)]
 
 
 class ReportSection(Section):
     """What the reporter makes of the runs. `rows` and `columns` are keys of a spec; without them it chooses."""
 
-    kind: Kind = Field(default="accuracy", description="what the table or figure is about")
     rows: str | None = Field(default=None, description="what a row stands for")
     columns: tuple[str, ...] = Field(default=(), description="what the columns stand for")
-    paper: str | None = Field(default=None, description="the paper's table to put beside it")
 
 
 class TuneSection(Section):
