@@ -8,10 +8,10 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
 	$(BIN)/feda2l demo
 
-test: $(VENV)/.test lint     ## what CI runs: lint, types and every test that is not long
+test: $(VENV)/.test lint browser ## what CI runs: lint, types and every test that is not long
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
-test-long: $(VENV)/.test lint ## everything, the tests that take minutes included
+test-long: $(VENV)/.test lint browser ## everything, the tests that take minutes included
 	$(BIN)/python -m pytest -n 2
 
 contract: $(VENV)/.test      ## every algorithm with every rate rule on every topology, for one round
@@ -25,8 +25,10 @@ lint: $(VENV)/.test
 bench: $(VENV)/.demo         ## this engine beside a plain loop, both sides from one run
 	$(BIN)/feda2l bench
 
-browser:                     ## Chromium for the tests of the report's page (Debian, as root); without it they are skipped
-	command -v chromedriver || apt-get install -y chromium chromium-driver
+browser:                     ## Chromium for the tests of the report's page, where we may install it; else they are skipped
+	@command -v chromedriver > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || \
+		{ echo "installing Chromium for the page's tests"; timeout 300 apt-get install -y -q chromium chromium-driver > /dev/null; } || \
+		echo "Chromium cannot be installed: the page's tests are skipped"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
