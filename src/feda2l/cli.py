@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
-from rich.table import Table
 
 import feda2l
 from feda2l.errors import FedA2LError, RunFailed
@@ -64,17 +63,18 @@ def run(
     """
     from feda2l.experiment.run import run
     from feda2l.experiment.spec import Spec
+    from feda2l.report import one_run
 
     sets = set_ or []
     wanted = Spec.load(spec, sets) if spec else Spec.parse({}, "spec", sets)
     if show_partition:
-        _show_partition(wanted, data, out)
+        one_run.show_partition(wanted, data, out)
         return
     if resume and out is None:
         out = Path("runs") / wanted.name
     done = run(wanted, out=out, resume=resume, data=data, progress=not quiet)
     summary = done.summary
-    _print_summary(summary, done.path)
+    print(one_run.summary_text(summary, done.path))
     if (target := summary.get("target")) and target["round"] is None:
         wanted = target[summary["metric"]]
         raise RunFailed(
@@ -193,8 +193,9 @@ def evaluate(run: Path, *, node: int | None = None, data: DataFolder = None) -> 
         this node only
     """
     from feda2l.experiment.evaluate import evaluate
+    from feda2l.report.one_run import scores_table
 
-    Console().print(_scores(evaluate(run, data), node))
+    Console().print(scores_table(evaluate(run, data), node))
 
 
 @app.command
@@ -324,74 +325,3 @@ def main() -> None:
 def _fail(message: str, code: int) -> None:
     print(f"feda2l: {message}", file=sys.stderr)
     sys.exit(code)
-
-
-def _show_partition(spec: Any, data: Path | None, out: Path | None) -> None:
-    import torch
-
-    from feda2l.data.partition import table
-    from feda2l.experiment.datasets import load_data
-    from feda2l.experiment.deal import partition_of
-    from feda2l.report.plots import plot_partition
-    from feda2l.report.tables import partition_table
-
-    with spec.at_fault():
-        dataset = load_data(spec.data, data)
-        parts = partition_of(spec, dataset)
-    names, series = dataset.class_names, dataset.classes is None
-    # of series: who holds whose windows
-    own = dataset.groups if series else dataset.train.targets(torch.arange(len(dataset.train)))
-    if own is None:
-        raise FedA2LError(f"{spec.data.name}: has neither classes nor groups to show")
-    counts = table(own, parts, len(names))
-    Console().print(partition_table(counts, names, series=series))
-    path = Path(f"{spec.name}-partition.png") if out is None else Path(f"{out}-partition.png")
-    skew = f" {spec.data.alpha:g}" if spec.data.partition in ("dirichlet", "cluster") else ""
-    title = f"{spec.data.name}, {len(parts)} nodes, {spec.data.partition}{skew}"
-    plot_partition(counts, names, title, path, kind="site" if series else "class")
-    print(f"figure: {path}")
-
-
-def _print_summary(summary: dict[str, Any], path: Path) -> None:
-    metric, final = summary["metric"], summary["final"]
-    values = summary[metric]
-    lines = [
-        f"{summary['name']}: {summary['rounds']} rounds, {metric} {values['final']:.4f} "
-        f"(nodes: std {final[f'{metric}_std']:.4f}, worst {final[f'{metric}_worst']:.4f}), "
-        f"best {values['best']:.4f} in round {values['best_round']}"
-    ]
-    if "naive" in summary:
-        naive = ", ".join(f"{name} {errors['mse']:.4f}" for name, errors in summary["naive"].items())
-        lines[0] += f"; mae {final['mae']:.4f}"
-        lines.append(f"naive forecasts, mse: {naive}")
-    if (target := summary.get("target")) and target["round"]:
-        time = f" after {target['seconds']:.1f} s" if "seconds" in target else ""
-        lines.append(f"target {target[metric]:g} reached in round {target['round']}{time}")
-    seconds = summary["seconds"]
-    parts = ", ".join(f"{part} {seconds[part]:.1f}" for part in seconds)
-    lines += [f"seconds: {parts}; sent {summary['bytes_sent'] / 1e6:,.1f} MB", f"records: {path}"]
-    print("\n".join(lines))
-
-
-def _scores(scores: dict[str, Any], node: int | None) -> Table:
-    columns = [name for name in ("accuracy", "mse", "mae", "test_loss") if name in scores["nodes"]]
-    count = len(scores["nodes"]["test_loss"])
-    if node is not None and not 0 <= node < count:
-        raise FedA2LError(f"--node {node}: the run has nodes 0 to {count - 1}")
-    table = Table(title=f"after round {scores['round']}")
-    table.add_column("model")
-    for column in columns:
-        table.add_column(column.removeprefix("test_"), justify="right")
-
-    def add(model: str, values: list[float], style: str | None = None) -> None:
-        table.add_row(model, *(f"{value:.4f}" for value in values), style=style)
-
-    for number in range(count):
-        if node in (None, number):
-            add(f"node {number}", [scores["nodes"][column][number] for column in columns])
-    if node is None:
-        add("mean of nodes", [scores[column] for column in columns], style="bold")
-        means = [f"mean_model_{column.removeprefix('test_')}" for column in columns]
-        if means[0] in scores:
-            add("mean model", [scores[name] for name in means])
-    return table
