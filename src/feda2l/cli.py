@@ -259,7 +259,7 @@ def bench(*, only: list[str] | None = None, json: Path | None = None) -> None:
     Parameters
     ----------
     only
-        works to run: cnn-cifar-b10, digits, adapt, mixing (default these), report
+        works to run: cnn-cifar-b10, digits, resnet18-b10, timer-b32, adapt, mixing, report (default all)
     json
         write the figures to this file too
     """

@@ -8,8 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from feda2l.bench import bench, works
+from feda2l.bench import bench, compare, works
 from feda2l.bench.plain_loop import PlainLoop
+from feda2l.bench.report_work import report_work
 from feda2l.data import Images
 from feda2l.data.images import digits
 from feda2l.errors import FedA2LError
@@ -26,6 +27,7 @@ SMALL = {
     "adapt": partial(works.adapt, works.CIFAR, partial(works.pictures, 10, 10), rounds=1),
     "mixing": partial(works.mixing, sizes=(5, 10), parameters=20, repetitions=2),
 }
+REPORT = {"report": partial(report_work, runs=4, rounds=12, nodes=3)}
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,8 @@ def test_the_plain_loop_draws_whole_batches_of_every_node():
 def small(monkeypatch):
     assert SMALL.keys() == works.WORKS.keys()
     monkeypatch.setattr(works, "WORKS", SMALL)
+    assert REPORT.keys() == compare.report_works().keys()
+    monkeypatch.setattr(compare, "report_works", lambda: REPORT)
 
 
 def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
@@ -91,15 +95,15 @@ def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
     bench(json_file=file)
     printed = capsys.readouterr()
     lines = printed.out.splitlines()[1:]
-    assert [line.split()[0] for line in lines] == list(SMALL)
+    assert [line.split()[0] for line in lines] == [*SMALL, *REPORT]
     for line in lines:
-        assert re.search(r"\d(x| %)$", line), line
+        assert re.search(r"\d(x| %| s)$", line), line
     assert all("images/s" in line for line in lines[:2])
-    assert all(name in printed.err for name in SMALL)
+    assert all(name in printed.err for name in (*SMALL, *REPORT))
     written = json.loads(file.read_text())
-    assert list(written["works"]) == list(SMALL)
+    assert list(written["works"]) == [*SMALL, *REPORT]
     assert [written["works"][line.split()[0]]["figure"] for line in lines] == [
-        re.search(r"[\d.,]+(x| %)$", line)[0] for line in lines
+        re.search(r"[\d.,]+(x| %| s)$", line)[0] for line in lines
     ]
     assert written["environment"]["packages"]["torch"]
 

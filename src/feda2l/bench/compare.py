@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from feda2l.bench import works
-from feda2l.bench.report_work import REPORT_WORKS
 from feda2l.errors import FedA2LError
 from feda2l.experiment.device import why_no_gpu
 from feda2l.experiment.environment import environment
@@ -21,9 +20,8 @@ BUSY = 0.5  # load average from which on the figures are not to be trusted
 
 def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
     """Measure (only some) works on this machine and print a line for each: its name first, its figure last."""
-    usual = works.WORKS | (_gpu_works() if not why_no_gpu() else {})
-    # a report has no other side to race against: it is measured when asked for
-    chosen = {name: look_up(name, usual | REPORT_WORKS, "--only") for name in only or usual}
+    known = works.WORKS | report_works() | (_gpu_works() if not why_no_gpu() else {})
+    chosen = {name: look_up(name, known, "--only") for name in only or known}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     facts = environment(threads_of_plain=torch.get_num_threads(), workers_of_ours=default_processes(), load=load)
     if load is not None and load > BUSY:
@@ -45,6 +43,15 @@ def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
             json_file.write_text(json.dumps({"environment": facts, "works": report}, indent=2) + "\n")
         except OSError as error:
             raise FedA2LError(f"--json {json_file}: cannot be written: {error.strerror}") from error
+
+
+def report_works() -> dict[str, Callable[[], works.Result]]:
+    """The report over a large study; where there is no polars there are no reports."""
+    try:
+        from feda2l.bench.report_work import REPORT_WORKS
+    except ImportError:
+        return {}
+    return REPORT_WORKS
 
 
 def _gpu_works() -> dict[str, Callable[[], works.Result]]:
