@@ -63,9 +63,14 @@ def read_layers(run: FoundRun) -> polars.DataFrame | None:
 
 
 def mean_curve(curves: Sequence[Floats]) -> Floats:
-    """The mean over seeds of each round that all of them have."""
+    """The mean over seeds of each round that all of them have, as scores are compared with targets."""
+    return mean_of(curves).round(DECIMALS)
+
+
+def mean_of(curves: Sequence[Floats]) -> Floats:
+    """The mean of each round that all curves have."""
     length = min(map(len, curves))
-    mean: Floats = np.mean([curve[:length] for curve in curves], axis=0).round(DECIMALS)
+    mean: Floats = np.mean([curve[:length] for curve in curves], axis=0)
     return mean
 
 

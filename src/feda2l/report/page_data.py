@@ -11,7 +11,7 @@ import polars
 
 from feda2l.errors import FedA2LError
 from feda2l.experiment.spec import Spec
-from feda2l.report.curves import Floats, read_layers
+from feda2l.report.curves import Floats, mean_of, read_layers
 from feda2l.report.figures import seeds_band
 from feda2l.report.find_runs import FoundRun
 from feda2l.report.results import Cell, Contest, ResultTable
@@ -83,7 +83,7 @@ def _setting(table: ResultTable, contest: Contest, *, several: bool) -> dict[str
 def _method(contest: Contest, cell: Cell) -> dict[str, Any]:
     middle, low, high = seeds_band(cell)
     at = _thin(np.flatnonzero(~np.isnan(middle)))
-    distance = _mean([figures.curve.disagreement for figures in cell.sound])
+    distance = mean_of([figures.curve.disagreement for figures in cell.sound])
     there = _thin(np.flatnonzero(~np.isnan(distance)))
     sent = [np.nancumsum(figures.curve.bytes_sent) for figures in cell.sound]
     arrived = [
@@ -248,12 +248,6 @@ def _counts(run: FoundRun) -> dict[str, Any] | str:
     if counts.size > PARTITION_CELLS:
         return f"{counts.shape[0]} nodes with {counts.shape[1]} classes are too many to draw"
     return {"classes": list(dataset.class_names), "counts": counts.tolist()}
-
-
-def _mean(curves: Sequence[Floats]) -> Floats:
-    length = min(map(len, curves))
-    mean: Floats = np.mean([curve[:length] for curve in curves], axis=0)
-    return mean
 
 
 def _thin(at: Any) -> Any:

@@ -42,7 +42,7 @@ class Columns:
 
     def movement(self, base: Tensor, trained: Tensor) -> Tensor:
         """||T - B|| of every row and layer: [rows, width] twice -> [rows, layers], float64 on the CPU."""
-        moved, _ = self._moved_and_size(base, trained, 0.0)
+        moved = self._moved(base, trained)
         return (_pool(moved) if self.measure.pooled else moved).sqrt()
 
     def stability(self, trained: Tensor, aggregated: Tensor) -> Tensor:
@@ -59,8 +59,16 @@ class Columns:
 
             moved, size = self._from_blocks(divergence_blocks(base, trained, eps))
             return moved, size
-        moved = self._reduce(lambda part: (part(trained) - part(base)).square_(), base)
-        return moved, self._reduce(lambda part: (part(base) + eps if eps else part(base)).square(), base)
+        size = self._reduce(lambda part: (part(base) + eps if eps else part(base)).square(), base)
+        return self._moved(base, trained), size
+
+    def _moved(self, base: Tensor, trained: Tensor) -> Tensor:
+        """||T - B||^2 of every row and layer; B may be one state for all rows."""
+        if trained.is_cuda:
+            from feda2l.round.cuda_signals import divergence_blocks
+
+            return self._from_blocks(divergence_blocks(base.expand_as(trained).contiguous(), trained, 0.0))[0]
+        return self._reduce(lambda part: (part(trained) - part(base)).square_(), trained)
 
     def _corrected(self, trained: Tensor, aggregated: Tensor) -> Tensor:
         """How many parameters mixing moved by the threshold or more; padding, which never moves, counts for nothing."""
@@ -73,11 +81,7 @@ class Columns:
 
     def disagreement(self, rows: Tensor, mean: Tensor) -> Tensor:
         """D of every layer: the mean over nodes of the squared distance to the mean model, [layers], float64."""
-        if rows.is_cuda:
-            from feda2l.round.cuda_signals import divergence_blocks
-
-            return self._from_blocks(divergence_blocks(mean.expand_as(rows).contiguous(), rows, 0.0))[0].mean(dim=0)
-        return self._reduce(lambda part: (part(rows) - part(mean)).square_(), rows).mean(dim=0)
+        return self._moved(mean, rows).mean(dim=0)
 
     def _reduce(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor], like: Tensor) -> Tensor:
         """The sum of an elementwise expression over the columns of each layer: [rows, layers].

@@ -13,8 +13,8 @@ Views = Callable[[Tensor], list[Tensor]]
 class Local:
     """An algorithm's part in the steps of some rows, over their flat states [..., width].
 
-    `views` splits such a state into the model's tensors. Nothing here is allocated during a step, so a step can be
-    captured once and replayed.
+    `views` splits such a state into the model's tensors. What a step hands on keeps its place in memory, so a step can
+    be captured once and replayed.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Training:
 
         An algorithm that takes a number of steps, not of epochs, starts as many epochs as these need.
         """
-        keep = len(shard) // self.batch_size * self.batch_size if self.drop_last else len(shard)
+        keep = self._kept(len(shard))
         steps = self.algorithm.local_steps if epochs is None else None
         sizes = [keep] * (epochs or self.epochs)
         if steps is not None:
@@ -54,9 +54,12 @@ class Training:
 
     def steps(self, shard: int) -> int:
         """How many steps a round has for a node of so many samples."""
-        keep = shard // self.batch_size * self.batch_size if self.drop_last else shard
         steps = self.algorithm.local_steps
-        return self._steps(keep) * self.epochs if steps is None else steps
+        return self._steps(self._kept(shard)) * self.epochs if steps is None else steps
+
+    def _kept(self, shard: int) -> int:
+        """How many of so many samples an epoch trains on."""
+        return shard // self.batch_size * self.batch_size if self.drop_last else shard
 
     def _steps(self, keep: int) -> int:
         return -(-keep // self.batch_size)
