@@ -1,0 +1,64 @@
+"""Keep a study's records where they are small enough to be shared: tables in place of lines, no checkpoints.
+
+`python -m feda2l.report.keep runs/NAME results/NAME` adds what is there to what is kept, seeds and cells alike.
+"""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from feda2l.errors import FedA2LError
+from feda2l.experiment.cells import STAGES
+from feda2l.experiment.records import RunFolder
+from feda2l.experiment.study import Study
+from feda2l.experiment.study_folder import StudyFolder
+
+FACTS = ("summary.json", "environment.json", "search.json", "chosen.json", "target.json")
+TABLES = ("rounds.parquet", "layers.parquet")
+
+
+def keep(study: Path, into: Path) -> int:
+    """Copy every run of a study that came to an end, with its tables; of trials what they came to. How many runs."""
+    source, kept = Study.load(study / "study.toml"), StudyFolder(into)
+    if kept.file.exists():
+        kept.check(source, Study.load(kept.file))
+    summaries = sorted(study.rglob("summary.json"))
+    for summary in summaries:
+        _keep_run(summary.parent, into / summary.parent.relative_to(study), tables=STAGES not in summary.parts)
+    for chosen in (study / STAGES).rglob("chosen.json"):
+        shutil.copy(chosen, into / chosen.relative_to(study))
+    seeds = sorted({int(path.parent.name.removeprefix("seed-")) for path in into.glob("*/seed-*/summary.json")})
+    RunFolder(into).write(kept.file, source.model_copy(update={"seeds": tuple(seeds)}).to_toml().encode())
+    return len(summaries)
+
+
+def _keep_run(run: Path, into: Path, *, tables: bool) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    for name in FACTS:
+        if (run / name).exists():
+            shutil.copy(run / name, into / name)
+    spec = re.sub(r'^paired = "(.*)"$', lambda found: _beside(found[1]), (run / "spec.toml").read_text(), flags=re.M)
+    (into / "spec.toml").write_text(spec)
+    if not tables:
+        return
+    if (run / "rounds.jsonl").exists():
+        lines = shutil.copy(run / "rounds.jsonl", into / "rounds.jsonl")
+        if not RunFolder(into).write_tables():
+            raise FedA2LError("records are kept as tables, which need polars; pip install polars")
+        os.remove(lines)
+    else:
+        for name in TABLES:
+            shutil.copy(run / name, into / name)
+
+
+def _beside(paired: str) -> str:
+    """A paired run by its place in the study: the machine's own path means nothing elsewhere."""
+    cell, seed = Path(paired).parts[-2:]
+    return f'paired = "../../{cell}/{seed}"'
+
+
+if __name__ == "__main__":
+    count = keep(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(f"{count} runs kept in {sys.argv[2]}")
