@@ -46,12 +46,21 @@ class _MatchedRates(FedA2LRates):
 
 
 def mean_multipliers(folder: str) -> list[float]:
-    """The mean multiplier of each round of a finished run, from its `rounds.jsonl`."""
+    """The mean multiplier of each round of a finished run, from its lines, or from its table where that is all."""
     if not folder:
         raise FedA2LError("rates.paired is missing: decay_only_matched needs the folder of a finished FedA2L run")
     records = Path(folder) / "rounds.jsonl"
     try:
+        if not records.exists() and (table := Path(folder) / "layers.parquet").exists():
+            return _from_table(table)
         rounds = [json.loads(line) for line in records.read_text().splitlines()]
         return [float(torch.tensor(round["layers"]["multiplier"], dtype=torch.float64).mean()) for round in rounds]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise FedA2LError(f"rates.paired = {folder!r}: {records} cannot be read as a run's record: {error}") from error
+
+
+def _from_table(path: Path) -> list[float]:
+    import polars  # on use: where runs train there may be none
+
+    means = polars.read_parquet(path).group_by("round").agg(polars.col("multiplier").mean()).sort("round")
+    return [float(mean) for mean in means["multiplier"]]
