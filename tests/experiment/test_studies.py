@@ -125,6 +125,12 @@ RUNS = {
     **dict.fromkeys(["controls-cnn-cifar10", "controls-cnn-cifar100"], 36 * 5),
     "controls-resnet18-cifar100": (36 + 6) * 5,
     "digits-rules": 6 * 3,
+    "evidence-cnn-cifar100": 21 * 5,
+    "evidence-cnn-cifar100-algorithms": (5 * 6 + 1) * 3,
+    "evidence-cnn-cifar100-tuned": 6 * 3,
+    "evidence-cnn-cifar10": 21 * 3,
+    "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
+    "evidence-robustness": 7 * 2 * 7 * 3,
 }
 
 

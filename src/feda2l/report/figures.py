@@ -69,6 +69,15 @@ def _curves(table: ResultTable, contest: Contest, path: Path) -> None:
     _save(figure, path)
 
 
+def draw_bands(cells: Sequence[Cell], path: Path) -> None:
+    """The curves of some cells in one figure, in the format that the path ends with."""
+    figure, (axes,) = new_figure(1, 7, 4.5)
+    for cell in cells:
+        _draw_band(axes, cell, cell.example.run.metric, cell.row)
+    _decorate(axes, Contest("all", "all", list(cells)), cells[0].example.run.metric, "round")
+    save_figure(figure, path)
+
+
 def _draw_band(axes: "Axes", cell: Cell, metric: str, name: str) -> None:
     middle, low, high = seeds_band(cell)
     at = np.flatnonzero(~np.isnan(middle))

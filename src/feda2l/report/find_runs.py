@@ -33,6 +33,12 @@ class FoundRun:
         """The spec's values by dotted key."""
         return flatten(self.spec)
 
+    @cached_property
+    def decides(self) -> frozenset[tuple[str, str]]:
+        """What decides its numbers: two runs with this in common are one run twice."""
+        ignored = (*NO_MATTER, "runtime.checkpoint_seconds")
+        return frozenset((key, repr(value)) for key, value in self.keys.items() if key not in ignored)
+
     @property
     def name(self) -> str:
         return str(self.keys.get("name", self.path.name))
@@ -186,8 +192,7 @@ def _one_of_each(runs: Iterable[FoundRun], notes: Notes) -> list[FoundRun]:
     """Of several records of one run the newest that finished; where none did, the newest."""
     same: dict[Any, list[FoundRun]] = defaultdict(list)
     for run in runs:
-        ignored = {key for key in run.keys if key in NO_MATTER or key == "runtime.checkpoint_seconds"}
-        same[frozenset((key, repr(value)) for key, value in run.keys.items() if key not in ignored)].append(run)
+        same[run.decides].append(run)
     kept = []
     for copies in same.values():
         copies.sort(key=lambda run: (not run.diverged, run.folder.summary.stat().st_mtime_ns))

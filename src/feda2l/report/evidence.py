@@ -1,0 +1,113 @@
+"""The kept records of one study, cell by cell, in the order of its file."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars
+
+from feda2l.experiment.study import Study
+from feda2l.report.curves import read_curves
+from feda2l.report.find_runs import Notes, find_runs
+from feda2l.report.paper_numbers import METHOD, paper_number
+from feda2l.report.results import Cell
+from feda2l.report.run_figures import Figures, figures_of
+from feda2l.report.significance import PairedTest, paired_test
+
+MEASURES = ("rounds", "best_smoothed", "last_10")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A study and what its runs came to; cells of which no run is kept are in `missing`."""
+
+    folder: Path
+    study: Study
+    cells: dict[str, Cell]
+
+    @cached_property
+    def missing(self) -> list[str]:
+        return [cell.name for cell in self.study.cells if cell.name not in self.cells]
+
+    @property
+    def runs(self) -> list[Figures]:
+        return [figures for cell in self.cells.values() for figures in cell.seeds]
+
+    def difference(self, first: str, second: str, measure: str) -> PairedTest | None:
+        """The first cell minus the second, over the seeds that both have; None where there are none."""
+        ours, theirs = ({f.run.seed: _value(f, measure) for f in self.cells[name].seeds} for name in (first, second))
+        pairs = [(theirs[seed], value) for seed, value in ours.items() if seed in theirs]
+        known = [(before, after) for before, after in pairs if before is not None and after is not None]
+        return paired_test([before for before, _ in known], [after for _, after in known]) if known else None
+
+
+def read_evidence(folder: Path) -> Evidence:
+    """Every run kept in a study's folder."""
+    study = Study.load(folder / "study.toml")
+    runs = find_runs([folder], notes := Notes())
+    curves = read_curves(runs, notes)
+    by_cell: dict[str, list[Figures]] = {}
+    for run in runs:
+        if run.path in curves:
+            by_cell.setdefault(run.path.parent.name, []).append(figures_of(run, curves[run.path]))
+    cells = {}
+    for cell in study.cells:
+        if seeds := sorted(by_cell.get(cell.name, []), key=lambda figures: figures.run.seed):
+            # the paper has the rules themselves, not a rule with another rate, sign or momentum
+            plain = cell.name.split("-")[-1] in METHOD
+            cells[cell.name] = Cell(cell.name, seeds, paper_number(seeds[0].run, ("rates.name",)) if plain else None)
+    return Evidence(folder, study, cells)
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """What a cell's multipliers were once rates were adapted: m of every node, layer, round and seed."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    follow: float  # correlation of a multiplier with the same layer's in the round before
+    layers: float  # standard deviation between the layers' own means, over all nodes, rounds and seeds
+    rates: float  # the mean rate of all rounds over the base rate
+
+
+def multipliers(cell: Cell, first: int) -> Multipliers:
+    """From the records of all seeds, rounds from `first` on."""
+    table = _layers(cell)
+    rates = float(np.array(table["rate"]).mean()) / float(cell.example.run.keys["rates.base"])
+    table = table.filter(polars.col("round") >= first).sort("seed", "node", "layer", "round")
+    one_back = polars.col("multiplier").shift(1).over("seed", "node", "layer")
+    before = table.with_columns(before=one_back).drop_nulls("before")
+    spread = np.array(table.group_by("layer").agg(polars.col("multiplier").mean())["multiplier"]).std(ddof=1)
+    values = np.array(table["multiplier"])
+    follow = np.corrcoef(np.array(before["before"]), np.array(before["multiplier"]))[0, 1] if values.std() else 0.0
+    return Multipliers(
+        mean=float(values.mean()),
+        std=float(values.std(ddof=1)),
+        low=float(values.min()),
+        high=float(values.max()),
+        follow=float(follow),
+        layers=float(spread),
+        rates=rates,
+    )
+
+
+def layer_means(cell: Cell, first: int) -> polars.DataFrame:
+    """Mean sigma and multiplier of each layer, over seeds, nodes and the rounds from `first` on."""
+    table = _layers(cell).filter(polars.col("round") >= first)
+    return table.group_by("layer").agg(polars.col("sigma", "multiplier").mean()).sort("layer")
+
+
+def _layers(cell: Cell) -> polars.DataFrame:
+    frames = [polars.read_parquet(figures.run.folder.layers_table) for figures in cell.sound]
+    return polars.concat(frame.with_columns(seed=polars.lit(seed)) for seed, frame in enumerate(frames))
+
+
+def _value(figures: Figures, measure: str) -> float | None:
+    """A run's figure; rounds that were never reached are one too many, as in every test here."""
+    if measure == "rounds":
+        return figures.run.rounds + 1 if figures.reached is None else figures.reached
+    value: float | None = getattr(figures, measure)
+    return value

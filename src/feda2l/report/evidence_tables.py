@@ -1,0 +1,282 @@
+"""The tables of the pages on evidence, as Markdown, from kept records alone."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from feda2l.report.evidence import MEASURES, Evidence, layer_means, multipliers, read_evidence
+from feda2l.report.results import NEVER, Cell
+from feda2l.report.run_figures import Figures
+from feda2l.report.sheets import rounds_words, score_words
+
+AGREES = 3  # rounds: so far apart are the paper's own numbers for one and the same setting (spec G.6, G.7)
+RULES = ("constant", "step", "cawr", "one_cycle", "hyperbolic", "feda2l")
+SCHEDULES = ("step", "cawr", "one_cycle", "hyperbolic")
+ADAPTED = 13  # the first round that every preset trains with adapted rates
+
+# what FedA2L is compared with to tell its parts apart, and the question that answers
+PARTS = {
+    "constant": "everything",
+    "decay_only": "all but the decay: every multiplier 1",
+    "decay_only_matched": "the adaptation, at FedA2L's own mean rate of each round",
+    "random_multiplier": "the signals: noise in their place",
+    "shuffled": "which layer gets which multiplier",
+    "model_level": "layers: one multiplier a node",
+    "feda2l-sigma-only": "zeta",
+    "feda2l-zeta-only": "sigma",
+    "feda2l-sign-minus": "the sign of zeta: less agreement raises the rate",
+    "cawr": "the paper's fastest schedule here",
+    "one_cycle": "a schedule that rises first",
+    "constant-0.003": "a smaller constant rate",
+}
+# from the constant rate to FedA2L, a part at a time
+STEPS = (
+    ("constant", "decay_only", "the decay after warm-up"),
+    ("decay_only", "decay_only_matched", "a higher mean rate, FedA2L's own of each round"),
+    ("decay_only_matched", "model_level", "multipliers from the signals, one a node"),
+    ("model_level", "feda2l", "a multiplier a layer"),
+    ("shuffled", "feda2l", "each layer its own multiplier, and not another's"),
+    ("random_multiplier", "feda2l", "signals in place of noise"),
+)
+FAMILY = (
+    "feda2l",
+    "feda2l-reference",
+    "random_multiplier",
+    "shuffled",
+    "model_level",
+    "feda2l-sigma-only",
+    "feda2l-zeta-only",
+    "feda2l-sign-minus",
+    "decay_only_matched",
+    "decay_only",
+)
+
+
+def runs_table(results: Path) -> str:
+    """What is kept: a line a study."""
+    rows = []
+    for folder in sorted(path.parent for path in results.glob("*/study.toml")):
+        own = read_evidence(folder)
+        counts = sorted({len(cell.seeds) for cell in own.cells.values()})
+        seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        devices = sorted({str(figures.run.environment.get("device", "?")) for figures in own.runs})
+        precisions = sorted({str(figures.run.keys.get("runtime.precision")) for figures in own.runs})
+        missing = f"{len(own.missing)} ({', '.join(own.missing[:8])}{', ...' * (len(own.missing) > 8)})"
+        words = [folder.name, own.study.reading, len(own.cells), seeds, len(own.runs)]
+        rows.append(
+            [*map(str, words), missing if own.missing else "none", f"{', '.join(devices)}, {', '.join(precisions)}"]
+        )
+    return table(["study", "reading", "cells", "seeds each", "runs", "cells not run yet", "on"], rows)
+
+
+def cells_table(results: Path, study: str) -> str:
+    """Every cell of a study beside the paper's number for it."""
+    own = read_evidence(results / study)
+    rows = [[f"`{cell.row}`", *_against_paper(cell), *_scores(cell)] for cell in own.cells.values()]
+    header = ["cell", "the paper", "rounds, seed by seed", "mean ± std", "of the mean curve", "agree"]
+    return table([*header, "best, %", "best smoothed", "last 10"], rows)
+
+
+def algorithms_table(results: Path, *studies: str) -> str:
+    """The paper's six rules under each algorithm."""
+    rows = []
+    for algorithm, rules in _by_algorithm(results, studies).items():
+        for rule, cell in rules.items():
+            rows.append([algorithm, f"`{rule}`", *_against_paper(cell), *_scores(cell)[1:]])
+    header = ["algorithm", "rule", "the paper", "rounds, seed by seed", "mean ± std", "of the mean curve", "agree"]
+    return table([*header, "best smoothed, %", "last 10"], rows)
+
+
+def gains_table(results: Path, *studies: str) -> str:
+    """Rounds that FedA2L saves under each algorithm: the paper's and ours, both of the mean curve."""
+    rows = []
+    for algorithm, rules in _by_algorithm(results, studies).items():
+        if "feda2l" not in rules:
+            continue
+        row = [algorithm]
+        for rivals in (("constant",), SCHEDULES):
+            there = [rules[name] for name in rivals if name in rules]
+            for rounds in (_papers, _ours):
+                best = min(there, key=rounds)
+                row.append(_saved(rounds(rules["feda2l"]), rounds(best), best))
+        rows.append(row)
+    header = ["algorithm", "constant: the paper", "constant: ours", "best schedule: the paper", "best schedule: ours"]
+    return table(header, rows)
+
+
+def parts_table(results: Path, study: str) -> str:
+    """FedA2L minus each control, seed by seed."""
+    own = read_evidence(results / study)
+    there = [name for name in PARTS if name in own.cells]
+    rows = [[f"`{name}`", PARTS[name], *_differences(own, "feda2l", name)] for name in there]
+    header = ["FedA2L minus", "what it tells", "rounds", "best smoothed, points", "last 10, points"]
+    return f"{table(header, rows)}\n\n{_about_tests(own)}"
+
+
+def steps_table(results: Path, study: str) -> str:
+    """What each part of FedA2L adds to those before it, seed by seed."""
+    own = read_evidence(results / study)
+    there = [step for step in STEPS if step[0] in own.cells and step[1] in own.cells]
+    rows = [[f"`{start}` to `{end}`", what, *_differences(own, end, start)] for start, end, what in there]
+    header = ["from, to", "what is added", "rounds", "best smoothed, points", "last 10, points"]
+    return f"{table(header, rows)}\n\n{_about_tests(own)}"
+
+
+def multipliers_table(results: Path, study: str) -> str:
+    """What the multipliers were."""
+    own = read_evidence(results / study)
+    rows = []
+    for name in FAMILY:
+        if name in own.cells:
+            found = multipliers(own.cells[name], ADAPTED)
+            numbers = (found.mean, found.std, found.low, found.high, found.follow, found.layers, found.rates)
+            rows.append([f"`{name}`", *(f"{number:.2f}" for number in numbers)])
+    header = ["cell", "mean m", "std", "lowest", "highest", "correlation with the round before"]
+    return table([*header, "std of the layers' means", "mean rate of all rounds / base"], rows)
+
+
+def layers_table(results: Path, *studies: str) -> str:
+    """How far the layers' signals and multipliers lie apart under each algorithm, once rates are adapted."""
+    rows = []
+    for algorithm, rules in _by_algorithm(results, studies).items():
+        if "feda2l" in rules:
+            found = layer_means(rules["feda2l"], ADAPTED)
+            for name in ("sigma", "multiplier"):
+                rows.append([algorithm, name, *(f"{value:.3f}" for value in found[name])])
+            layers = found["layer"].to_list()
+    return table(["algorithm", "mean of", *layers], rows)
+
+
+def tuned_table(results: Path, study: str) -> str:
+    """The base rate that each rule was given, by its trials on what the nodes do not train on, and its runs."""
+    own = read_evidence(results / study)
+    rows, values = [], list[float]()
+    for cell in own.cells.values():
+        chosen = json.loads((own.folder / "stages" / "tune" / cell.row / "chosen.json").read_text())
+        values = [value for value, _ in chosen["scores"]]
+        scores = [f"{100 * score:.1f}" if score is not None else "diverged" for _, score in chosen["scores"]]
+        marked = [
+            f"**{text}**" if value == chosen["value"] else text for value, text in zip(values, scores, strict=True)
+        ]
+        rows.append([f"`{cell.row}`", *marked, _by_seed(cell), *_scores(cell)[1:]])
+    trials = [f"trial at {value:g}, %" for value in values]
+    return table(["rule", *trials, "rounds, seed by seed", "best smoothed, %", "last 10"], rows)
+
+
+def bytes_table(results: Path, study: str) -> str:
+    """What a run sends."""
+    own = read_evidence(results / study)
+    rows = []
+    for name in ("constant", "decay_only", "feda2l"):
+        sent = sorted({int(figures.run.summary["bytes_sent"]) for figures in own.cells[name].seeds})
+        rows.append([f"`{name}`", ", ".join(f"{count:,}" for count in sent)])
+    return table(["cell", "bytes sent in a run"], rows)
+
+
+def repeats_table(results: Path, *studies: str) -> str:
+    """Runs of one spec and seed that were run twice, packed with others: what the order of a GPU's sums comes to."""
+    by_spec: dict[frozenset[tuple[str, str]], list[Figures]] = {}
+    for study in studies:
+        for figures in read_evidence(results / study).runs:
+            by_spec.setdefault(figures.run.decides, []).append(figures)
+    pairs = [(own[0], own[1]) for own in by_spec.values() if len(own) > 1]
+    rows = [
+        [
+            f"`{first.run.path.parent.name}` of `{first.run.path.parents[1].name}`, seed {first.run.seed}",
+            f"{first.reached}, {second.reached}",
+            ", ".join(f"{100 * (own.best_smoothed or 0):.2f}" for own in (first, second)),
+            ", ".join(f"{100 * (own.last_10 or 0):.2f}" for own in (first, second)),
+        ]
+        for first, second in pairs
+    ]
+    return table(["run", "rounds", "best smoothed, %", "last 10, %"], rows)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "runs": runs_table,
+    "cells": cells_table,
+    "algorithms": algorithms_table,
+    "gains": gains_table,
+    "parts": parts_table,
+    "steps": steps_table,
+    "multipliers": multipliers_table,
+    "layers": layers_table,
+    "tuned": tuned_table,
+    "bytes": bytes_table,
+    "repeats": repeats_table,
+}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _differences(own: Evidence, cell: str, other: str) -> list[str]:
+    """The cell minus the other, by every measure."""
+    words = []
+    for measure in MEASURES:
+        test = own.difference(cell, other, measure)
+        if test is None:
+            words.append("")
+            continue
+        scale, digits = (1, 1) if measure == "rounds" else (100, 2)
+        half = "" if test.interval is None else f" ± {scale * (test.interval[1] - test.difference):.{digits}f}"
+        words.append(f"{scale * test.difference:+.{digits}f}{half} (p = {test.p:.2g})")
+    return words
+
+
+def _about_tests(own: Evidence) -> str:
+    seeds = len(own.cells["feda2l"].seeds)
+    return (
+        f"Mean difference over the seeds that both have (FedA2L: {seeds}), half the width of its 95 % interval "
+        f"(Student's t), and the p of a paired permutation test, which {seeds} seeds cannot bring below "
+        f"{2 / 2**seeds:.2g}. A target never reached counts as one round more than a run has."
+    )
+
+
+def _by_algorithm(results: Path, studies: Sequence[str]) -> dict[str, dict[str, Cell]]:
+    found: dict[str, dict[str, Cell]] = {}
+    for study in studies:
+        for cell in read_evidence(results / study).cells.values():
+            rule = cell.row.split("-")[-1]
+            if rule in RULES:
+                found.setdefault(str(cell.example.run.keys["algorithm.name"]), {})[rule] = cell
+    return found
+
+
+def _against_paper(cell: Cell) -> list[str]:
+    theirs, average = cell.paper, cell.curve_averaged
+    agree = ""
+    if theirs is not None and theirs.rounds is not None:
+        agree = "yes" if abs(_ours(cell) - theirs.rounds) <= AGREES else "no"
+    spread = rounds_words(cell.reach, cell.rounds)
+    curve = "diverged" if cell.diverged else f"> {cell.rounds}" if average is None else str(average)
+    return [theirs.text if theirs else "", _by_seed(cell), spread, curve, agree]
+
+
+def _by_seed(cell: Cell) -> str:
+    words = {True: "diverged", False: "-"}
+    return ", ".join(str(f.reached) if f.reached is not None else words[f.run.diverged] for f in cell.seeds)
+
+
+def _scores(cell: Cell) -> list[str]:
+    return [score_words(cell.over_seeds(name), "accuracy") or "-" for name in ("best", "best_smoothed", "last_10")]
+
+
+def _ours(cell: Cell) -> float:
+    return NEVER if cell.curve_averaged is None else float(cell.curve_averaged)
+
+
+def _papers(cell: Cell) -> float:
+    return NEVER if cell.paper is None or cell.paper.rounds is None else cell.paper.rounds
+
+
+def _saved(ours: float, theirs: float, rival: Cell) -> str:
+    """Rounds, and how much of the rival's they are."""
+    name = rival.row.split("-")[-1]
+    if ours == NEVER:
+        return f"> {rival.rounds} against " + (f"{theirs:g} (`{name}`)" if theirs < NEVER else f"> {rival.rounds}")
+    if theirs == NEVER:
+        return f"{ours:g} against > {rival.rounds}"
+    return f"{ours:g} against {theirs:g} (`{name}`): {100 * (theirs - ours) / theirs:+.0f} %"

@@ -1,0 +1,149 @@
+"""What is kept as evidence: it comes from studies that a reader can start, and the pages say what it says."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+import tomli_w
+
+from feda2l.errors import FedA2LError
+from feda2l.experiment.studies import load_study, study
+from feda2l.experiment.study import Study
+from feda2l.experiment.study_folder import StudyFolder
+from feda2l.rates.decay_only_matched import mean_multipliers
+from feda2l.report.evidence import read_evidence
+from feda2l.report.fill_page import fill, fill_pages
+from feda2l.report.find_runs import NO_MATTER, flatten
+from feda2l.report.keep import keep
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+KEPT = sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "base": {
+        "rounds": 5,
+        "data": {"nodes": 4},
+        "evaluation": {"target": 0.1, "smoothing": 2},
+        "runtime": {"workers": 0},
+    },
+    "variants": {
+        "constant": {"rates": {"name": "constant"}},
+        "feda2l": {"rates": {"name": "feda2l", "warmup_rounds": 2, "window": 2}},
+        "decay_only": {"rates": {"name": "decay_only", "warmup_rounds": 2, "window": 2}},
+        "decay_only_matched": {
+            "rates": {"name": "decay_only_matched", "warmup_rounds": 2, "window": 2, "paired": "feda2l"}
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("page", ["reproduction.md", "claims.md"])
+def test_the_page_says_what_the_records_say(page: str) -> None:
+    """After new records: feda2l report results --page docs/reproduction.md --page docs/claims.md."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert fill(text, RESULTS) == text
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_is_what_the_shipped_study_runs(name: str) -> None:
+    saved = Study.load(RESULTS / name / "study.toml")
+    shipped = load_study(saved.name, reading=saved.reading)
+    StudyFolder(RESULTS / name).check(shipped, saved)
+    cells = {cell.name: cell for cell in shipped.cells}
+    for path in sorted((RESULTS / name).glob("*/seed-*/spec.toml")):
+        kept = flatten(tomllib.loads(path.read_text()))
+        cell = cells[path.parent.parent.name]
+        found = {"rates.base": kept["rates.base"]} if cell.tuned else {}
+        spec = cell.spec(kept["seed"], **found).resolved(layers=4, model="cnn", loss="cross_entropy")
+        wanted = flatten(tomllib.loads(spec.to_toml()))
+        free = (*NO_MATTER, "runtime.checkpoint_seconds", "rates.paired")
+        differ = {key: (value, wanted.get(key)) for key, value in kept.items() if wanted.get(key) != value}
+        assert {key: both for key, both in differ.items() if key not in free} == {}, path
+        assert all(path.with_name(own).exists() for own in ("summary.json", "rounds.parquet", "layers.parquet")), path
+
+
+def test_kept_records_are_small_and_the_study_goes_on_in_them(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(SMALL))
+    study(file, out=tmp_path / "runs", progress=False, sets=["seeds=[1]"])
+    before = mean_multipliers(str(tmp_path / "runs/feda2l/seed-1"))
+    assert keep(tmp_path / "runs", tmp_path / "kept") == 4
+    kept = tmp_path / "kept"
+    names = {path.name for path in kept.rglob("*") if path.is_file()}
+    assert names == {
+        "study.toml", "spec.toml", "summary.json", "environment.json", "rounds.parquet", "layers.parquet"
+    }  # fmt: skip
+    # a control finds its pair in the kept tables, from its own folder
+    matched = kept / "decay_only_matched/seed-1"
+    paired = tomllib.loads((matched / "spec.toml").read_text())["rates"]["paired"]
+    assert mean_multipliers(str(matched / paired)) == pytest.approx(before, abs=1e-12)
+    was = (kept / "feda2l/seed-1/summary.json").read_bytes()
+    outcome = study(file, out=kept, progress=False, sets=["seeds=[1, 2]"])
+    assert len(outcome.runs) == 8
+    assert (kept / "feda2l/seed-1/summary.json").read_bytes() == was
+    assert set(Study.load(kept / "study.toml").seeds) == {1, 2}
+
+
+def test_more_seeds_are_added_to_what_is_kept_and_another_study_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(SMALL))
+    for seed in (1, 3):
+        study(file, out=tmp_path / f"runs-{seed}", progress=False, sets=[f"seeds=[{seed}]"], only=["constant"])
+        keep(tmp_path / f"runs-{seed}", tmp_path / "kept")
+    assert Study.load(tmp_path / "kept/study.toml").seeds == (1, 3)
+    own = read_evidence(tmp_path / "kept")
+    assert [figures.run.seed for figures in own.cells["constant"].seeds] == [1, 3]
+    assert own.missing == ["feda2l", "decay_only", "decay_only_matched"]
+    study(file, out=tmp_path / "other", progress=False, sets=["rounds=3", "seeds=[1]"], only=["constant"])
+    with pytest.raises(FedA2LError, match="different study"):
+        keep(tmp_path / "other", tmp_path / "kept")
+
+
+def test_only_what_stands_between_marks_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(SMALL))
+    study(file, out=tmp_path / "results/small", progress=False, sets=["seeds=[1, 2]"])
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- results: cells small -->\nold\n<!-- end -->\nbetween\n"
+        "<!-- results: steps small -->\n<!-- end -->\n"
+        "<!-- results: curves small a.png constant feda2l -->\n<!-- end -->\n"
+    )
+    fill_pages([page], tmp_path / "results")
+    text = page.read_text()
+    assert text.startswith("before\n<!-- results: cells small -->\n| cell |")
+    assert "\nbetween\n" in text
+    assert "old" not in text
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    assert fill(text, tmp_path / "results") == text
+    # the difference of two cells, by hand from their summaries
+    rounds = [
+        [json.loads((tmp_path / f"results/small/{cell}/seed-{seed}/summary.json").read_text())["target"]["round"] or 6]
+        for cell in ("decay_only", "constant")
+        for seed in (1, 2)
+    ]
+    mean = (rounds[0][0] + rounds[1][0] - rounds[2][0] - rounds[3][0]) / 2
+    assert f"| the decay after warm-up | {mean:+.1f} " in text
+    with pytest.raises(FedA2LError, match="did you mean 'cells'"):
+        fill("<!-- results: cell small -->\n<!-- end -->", tmp_path / "results")
+
+
+def test_multipliers_of_a_run_by_hand(tmp_path: Path) -> None:
+    from feda2l.report.evidence import multipliers
+
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(SMALL))
+    study(file, out=tmp_path / "small", progress=False, sets=["seeds=[1]"], only=["feda2l"])
+    found = multipliers(read_evidence(tmp_path / "small").cells["feda2l"], 4)
+    table = polars.read_parquet(tmp_path / "small/feda2l/seed-1/layers.parquet")
+    values = [m for r, m in zip(table["round"], table["multiplier"], strict=True) if r >= 4]
+    assert found.mean == pytest.approx(sum(values) / len(values))
+    assert (found.low, found.high) == (
+        min(values),
+        max(values),
+    )
+    assert found.rates == pytest.approx(sum(table["rate"]) / len(table) / 0.01)
