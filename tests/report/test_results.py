@@ -239,6 +239,9 @@ def test_the_paper_stands_beside_ours_with_its_flags(tmp_path: Path) -> None:
         ),
         ({"topology": {"name": "star"}}, 0.29, None),
         ({}, 0.30, None),
+        ({"training": {"momentum": 0.9}}, 0.29, "29 ± 22.07 [step]"),
+        ({"training": {"momentum": 0.0}}, 0.29, None),
+        ({"rates": {"base": 0.003}}, 0.29, None),
     ],
 )
 def test_the_paper_is_asked_for_the_same_setting_only(

@@ -76,7 +76,7 @@ def paper_number(run: FoundRun, varied: tuple[str, ...] = ()) -> PaperNumber | N
     keys = run.keys
     algorithm, method = ALGORITHM.get(keys.get("algorithm.name", "")), METHOD.get(keys.get("rates.name", ""))
     data, model = DATA.get(keys.get("data.name", "")), MODEL.get(keys.get("model.name", ""))
-    if not (algorithm and method and data and run.target is not None):
+    if not (algorithm and method and data and run.target is not None) or _changed(run, method, model):
         return None
     if method == "FedA2L" and any(key in PARAMETER for key in varied):
         return _sensitivity(run, model, data) if model and algorithm == "FedAvg" and _usual(run) else None
@@ -111,6 +111,15 @@ def rows_of(table: str) -> tuple[Mapping[str, str], ...]:
     """A shipped table, its comments left out."""
     text = (files("feda2l.report") / "paper" / f"{table}.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def _changed(run: FoundRun, method: str, model: str | None) -> bool:
+    """Has it another base rate, momentum or sign of zeta than the paper's runs? A deep FedA2L had no momentum there."""
+    keys = run.keys
+    momentum = keys.get("training.momentum", 0.9) if keys.get("training.optimizer", "sgd") == "sgd" else 0.9
+    own = method == "FedA2L" and model != "CNN"
+    rate = keys.get("rates.base", 0.01) if keys.get("algorithm.name") != "dfedhpo" else 0.01
+    return not isclose(rate, 0.01) or keys.get("rates.consensus_sign", 1) != 1 or (momentum == 0 and not own)
 
 
 def _usual(run: FoundRun) -> bool:
