@@ -198,6 +198,7 @@ def simulate(
             averaged=[],
             every=FOREVER,
             on="global",
+            network=len(sizes),
         )
         simulations.append(simulation)
     state = {name for run in runs for name in run.algorithm.memory}

@@ -39,8 +39,16 @@ class Assembled:
     device: torch.device
 
 
-def assemble(spec: Spec, data: Loaded) -> Assembled:
-    """Everything a run needs, or a clear error before any training starts."""
+class Place(NamedTuple):
+    """One node whose neighbours are elsewhere: its number in a network of so many, and its part of the data."""
+
+    id: int
+    nodes: int
+    part: int
+
+
+def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
+    """Everything a run needs, or a clear error before any training starts; of one node alone if it is told which."""
     dataset = data.dataset
     name = spec.model.name or default_model(spec.data, dataset)
     shape = Shape.of(dataset)
@@ -58,10 +66,18 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
     if dataset.classes is not None and (spec.evaluation.target or 0) > 1:
         raise FedA2LError(f"evaluation.target = {spec.evaluation.target:g}: an accuracy is at most 1")
     shards, local = deal(spec, dataset)
-    samples = [len(shard) for shard in shards]
+    tests, ids = own_tests(spec, dataset), tuple(range(len(shards)))
+    if place is not None:
+        ids, part = (place.id,), slice(place.part, place.part + 1)
+        shards, local, tests = shards[part], local[part], tests and tests[part]
     topology = spec.topology
     graph = build_topology(
-        topology.name, spec.data.nodes, k=topology.k, p=topology.p, seed=topology.seed, file=topology.file
+        topology.name if place is None else "isolated",
+        len(ids),
+        k=topology.k,
+        p=topology.p,
+        seed=topology.seed,
+        file=topology.file,
     )
     training = Training(
         data.train,
@@ -74,21 +90,24 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
         spec.seed,
         algorithm,
     )
-    mixing = _mixing(spec, graph, samples)
+    samples = [len(shard) for shard in shards]
+    # one node's weights depend on what its neighbours tell it, which is its exchange's part
+    mixing = _mixing(spec, graph, samples) if place is None else build_mixing(graph, topology.weights, samples)
     simulation = Simulation(
         name=spec.name,
         rounds=spec.rounds,
-        member=Member(training, shards, local, data.test, dataset.classes, own_tests(spec, dataset)),
+        member=Member(training, shards, local, data.test, dataset.classes, tests, ids),
         layers=layers,
         mixing=mixing,
         rule=spec.rates.rule,
-        setting=_setting(spec, layers, model, mixing, [training.steps(len(shard)) for shard in shards]),
+        setting=_setting(spec, layers, model, mixing, ids, [training.steps(count) for count in samples]),
         momentum=spec.training.momentum,
         momentum_state=spec.training.momentum_state,
         buffers=spec.algorithm.buffers,
         averaged=averaged_buffers(model),
         every=spec.evaluation.every,
         on=spec.evaluation.on,
+        network=len(ids) if place is None else place.nodes,
     )
     return Assembled(spec, simulation, model, dataset, data.device)
 
@@ -105,8 +124,8 @@ def populate(runs: Sequence[Assembled]) -> Engine:
         run.simulation.join(population, start, number)
         for node in range(run.simulation.nodes):
             model = run.model
-            if run.spec.model.init == "per_node" and node:
-                model = new_model(run.spec.model.name, run.spec.seed, Shape.of(run.dataset), node=node)
+            if run.spec.model.init == "per_node" and (id := run.simulation.ids[node]):
+                model = new_model(run.spec.model.name, run.spec.seed, Shape.of(run.dataset), node=id)
             population.place(start + node, model)
         start += run.simulation.nodes
     return choose_engine(runs, population)
@@ -148,18 +167,19 @@ def new_model(name: str | None, seed: int, shape: Shape, *, node: int = 0) -> nn
         return build(name, classes=shape.classes or 0, input=shape.input, horizon=shape.horizon)
 
 
-def _setting(spec: Spec, layers: list[Layer], model: nn.Module, mixing: Mixing, steps: list[int]) -> Setting:
+def _setting(
+    spec: Spec, layers: list[Layer], model: nn.Module, mixing: Mixing, ids: tuple[int, ...], steps: list[int]
+) -> Setting:
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    nodes = range(spec.data.nodes)
     return Setting(
         base=spec.rates.base,
         layers=tuple(layer.name for layer in layers),
-        nodes=tuple(nodes),
+        nodes=ids,
         horizon=spec.rates.horizon or spec.rounds,
         momentum=spec.training.momentum if spec.training.optimizer == "sgd" else 0.0,
         seed=spec.seed,
         steps=tuple(steps),
-        near_steps=tuple(tuple(steps[j] for j in mixing.row(node)[0]) for node in nodes),
+        near_steps=tuple(tuple(steps[j] for j in mixing.row(node)[0]) for node in range(len(ids))),
         sizes=tuple(sum(sizes[tensor] for tensor in layer.tensors) for layer in layers),
     )
 

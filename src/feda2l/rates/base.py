@@ -92,6 +92,9 @@ class Rates:
         """Set the rates of round `round + 1` at the end of round `round` (1-based)."""
         raise NotImplementedError
 
+    def skip(self, round: int) -> None:
+        """A round in which the node mixed with nobody: there was nothing to observe, so the rates stay."""
+
     def movement(self, rule: str, signals: Signals) -> Tensor:
         """||T - B|| of the round, [nodes, layers] in float64, for a rule that reads it."""
         if signals.movement is None:
@@ -136,6 +139,10 @@ class ScheduledRates(Rates):
         self._set(0)
 
     def step(self, round: int, signals: Signals) -> None:
+        self._set(round)
+
+    def skip(self, round: int) -> None:
+        """A schedule follows the round, whoever is there."""
         self._set(round)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

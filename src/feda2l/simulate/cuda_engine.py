@@ -101,6 +101,9 @@ class CudaEngine(Engine):
     def training(self, job: TrainJob) -> Training:
         return self.members[job.run].training
 
+    def id(self, job: TrainJob) -> int:
+        return self.members[job.run].id(job.node)
+
     def shard(self, job: TrainJob) -> Tensor:
         return self.members[job.run].shards[job.node]
 
@@ -114,7 +117,7 @@ class CudaEngine(Engine):
         lines: list[Tensor] = []
         for job in jobs:
             training, plan, line = self.training(job), list[Tensor | None](), list[Tensor]()
-            for epoch in training.epoch_orders(self.shard(job), job.node, job.round, job.epochs):
+            for epoch in training.epoch_orders(self.shard(job), self.id(job), job.round, job.epochs):
                 whole, rest = divmod(len(epoch), training.batch_size)
                 plan += [None] * whole + ([epoch[-rest:]] if rest else [])
                 # a smaller last batch fills its place in the line, so that step and place stay in step

@@ -63,7 +63,7 @@ class CudaGraphs(CudaEngine):
                     self.nodes[job.row] = self._capture(job)
             for job in jobs:
                 # draws depend on (seed, node, round), not on who else trains
-                seed = derive_seed(self.training(job).seed, node=job.node, round=job.round, purpose="layers")
+                seed = derive_seed(self.training(job).seed, node=self.id(job), round=job.round, purpose="layers")
                 self.nodes[job.row].draws.manual_seed(seed)
             present = torch.cuda.current_stream(self.device)
             for stream in self.streams:

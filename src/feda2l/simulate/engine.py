@@ -30,6 +30,11 @@ class Member:
     test: Samples
     classes: int | None  # None: the targets are numbers
     tests: list[Tensor] | None = None  # each node's own part of the test set; None: all of it for every node
+    ids: tuple[int, ...] = ()  # which of the network's nodes these are, by which they draw; none: 0, 1, 2, ...
+
+    def id(self, node: int) -> int:
+        """The network's number of the run's `node`-th node."""
+        return self.ids[node] if self.ids else node
 
     @property
     def tallied(self) -> int:
@@ -162,8 +167,9 @@ class Rows(Engine):
             state = {name: matrix[row] for name, matrix in population.state.items()}
             local = Local(training.algorithm, values, population.base[row], state, views)
             own = own._replace(local=local, shadow=None if local.climbed is None else self._shadow(local.climbed, row))
-        batches = training.batches(member.shards[node], node, round, epochs)
-        return train_node(own, training, batches, Hyperparameters(*hyper), node=node, round=round)
+        id = member.id(node)
+        batches = training.batches(member.shards[node], id, round, epochs)
+        return train_node(own, training, batches, Hyperparameters(*hyper), node=id, round=round)
 
     def _shadow(self, climbed: Tensor, row: int) -> tuple[nn.Module, list[nn.Parameter]]:
         """A model at another point; its statistics are its own, so that a batch counts once in the node's."""

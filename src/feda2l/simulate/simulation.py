@@ -46,6 +46,7 @@ class Simulation:
     averaged: list[str]  # names of the statistics that `average` mixes
     every: int
     on: Literal["global", "local", "both"]
+    network: int  # how many nodes the whole network has: as many as here, unless others are elsewhere
     round: int = 0
     diverged: Divergence | None = None
     class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
@@ -76,7 +77,7 @@ class Simulation:
         self.slots = population.layout.layer_of_slots(self.layers)
         self.parameter_columns = population.layout.columns().to(population.device)
         shares = self.samples if self.mixing.weights == "samples" else torch.ones_like(self.samples)
-        self.notes = self.algorithm.note(shares, self.nodes, len(self.layers))
+        self.notes = self.algorithm.note(shares, self.network, len(self.layers))
 
     def rebase(self, rates: list[float]) -> None:
         """Start the rate rule again from base rates that were found, one a node."""
@@ -101,6 +102,11 @@ class Simulation:
     @property
     def nodes(self) -> int:
         return len(self.member.shards)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The network's number of each node: 0, 1, 2, ... where the run is the whole network."""
+        return tuple(self.member.id(node) for node in range(self.nodes))
 
     @property
     def rows(self) -> slice:
@@ -188,7 +194,7 @@ class Simulation:
         return Own(
             self.round + 1,
             training.seed,
-            tuple(range(self.nodes)),
+            self.ids,
             population.base[self.rows],
             population.trained[self.rows],
             self.state,

@@ -150,14 +150,11 @@ class Stacked(Engine):
         population, training = self.population, self.members[jobs[0].run].training
         first = jobs[0]
         self.model.train()
-        torch.default_generator.manual_seed(
-            derive_seed(training.seed, node=first.node, round=first.round, purpose="layers")
-        )
+        id = self.members[first.run].id(first.node)
+        torch.default_generator.manual_seed(derive_seed(training.seed, node=id, round=first.round, purpose="layers"))
         batches = [
-            self.members[job.run].training.batches(
-                self.members[job.run].shards[job.node], job.node, job.round, job.epochs
-            )
-            for job in jobs
+            member.training.batches(member.shards[job.node], member.id(job.node), job.round, job.epochs)
+            for job, member in ((job, self.members[job.run]) for job in jobs)
         ]
         rows = torch.tensor([job.row for job in jobs])
         state = _State.of(training, population, jobs, rows)

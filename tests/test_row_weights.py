@@ -1,0 +1,55 @@
+"""One row of W as a peer computes it: the simulator's bits when all are there, a true average when some are not."""
+
+import pytest
+import torch
+
+from feda2l.topology import build, build_mixing
+from feda2l.topology.row import Voice, row_weights
+
+GRAPHS = ("full", "ring", "star", "k_regular", "grid", "directed_ring", "random_out", "erdos_renyi")
+
+
+def _voices(graph, samples):
+    near = graph.period[0]
+    heard_by = [sum(node in row for row in near) for node in range(graph.nodes)]
+    return [Voice(node, samples[node], len(near[node]), heard_by[node]) for node in range(graph.nodes)]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("weights", ["samples", "uniform", "metropolis"])
+@pytest.mark.parametrize("push", [False, True])
+def test_with_all_present_it_is_the_row_of_the_mixing(name, weights, push):
+    graph = build(name, 12, k=4, p=0.4, seed=3)
+    if graph.directed and weights == "metropolis":
+        pytest.skip("metropolis needs an undirected graph")
+    samples = [40 + 37 * node % 101 for node in range(12)]
+    mixing = build_mixing(graph, weights, samples, push=push)
+    voices = _voices(graph, samples)
+    for node in range(12):
+        ids, _ = mixing.row(node)
+        found = row_weights(weights, node, [voices[j] for j in ids], ids, push=push)
+        assert torch.equal(found, mixing.given(node, 1))
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform", "metropolis"])
+def test_without_some_the_rest_still_sums_to_one(weights):
+    graph, samples = build("star", 6), [10, 20, 30, 40, 50, 60]
+    voices = _voices(graph, samples)
+    found = row_weights(weights, 0, voices, {0, 2, 5})
+    by_hand = {
+        "samples": [0.1, 0.3, 0.6],
+        "uniform": [1 / 3] * 3,
+        "metropolis": [4 / 6, 1 / 6, 1 / 6],  # 1 / (1 + max(5, 1)) for each that is there, the rest its own
+    }
+    torch.testing.assert_close(found, torch.tensor(by_hand[weights], dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+def test_a_node_alone_keeps_its_model():
+    voices = _voices(build("ring", 4), [5, 6, 7, 8])
+    for weights in ("samples", "uniform", "metropolis"):
+        assert row_weights(weights, 1, [voices[0], voices[1], voices[2]], {1}).tolist() == [1.0]
+
+
+def test_push_keeps_what_each_gives():
+    voices = _voices(build("directed_ring", 4), [1, 1, 1, 1])
+    assert row_weights("uniform", 1, [voices[0], voices[1]], {1}, push=True).tolist() == [0.5]
