@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,8 @@ app = App(
 )
 data_app = App(name="data", help="Data sets: download them, or check what is there.")
 app.command(data_app)
+certs_app = App(name="certs", help="Certificates of real nodes: make an authority, issue, look at them.")
+app.command(certs_app)
 
 Set = Annotated[list[str] | None, Parameter(name="--set", negative=(), help="override a key of the spec: key=value")]
 DataFolder = Annotated[
@@ -319,6 +322,102 @@ def compare(a: Path, b: Path, /) -> None:
     from feda2l.report.commands import print_comparison
 
     print_comparison(a, b)
+
+
+@app.command
+def node(
+    *,
+    config: Path,
+    check: Annotated[bool, Parameter(negative=())] = False,
+    insecure: Annotated[bool, Parameter(negative=())] = False,
+    log_json: Annotated[bool, Parameter(negative=())] = False,
+    data: DataFolder = None,
+) -> None:
+    """Run one node of a real network: its own data, its neighbours over TLS. A restarted node goes on where it was.
+
+    Parameters
+    ----------
+    config
+        the node's TOML file: who it is, what it learns, whom it talks to
+    check
+        say whether it could start (config, certificates, data, who answers), and stop
+    insecure
+        plaintext: no certificates, anybody may read and forge
+    log_json
+        JSON on stderr too
+    """
+    _demand_peers()
+    from feda2l.peer import start
+
+    if check:
+        start.check_node(config, insecure=insecure, data=data)
+    else:
+        start.start_node(config, insecure=insecure, data=data, log_json=log_json)
+
+
+@certs_app.command
+def init(folder: Path = Path("certs"), *, days: int = 3650) -> None:
+    """Make a certificate authority: ca.pem for every node, ca.key for nobody else.
+
+    Parameters
+    ----------
+    folder
+        where both are written
+    days
+        how long it is valid
+    """
+    _demand_peers()
+    from feda2l.peer.certificates import certs_init
+
+    certs_init(folder, days=days)
+
+
+@certs_app.command
+def issue(
+    name: str,
+    *,
+    folder: Path = Path("certs"),
+    host: Annotated[list[str] | None, Parameter(negative=())] = None,
+    days: int = 365,
+    out: Path | None = None,
+    renew: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Issue a node's certificate and key.
+
+    Parameters
+    ----------
+    name
+        the node's name
+    folder
+        where the authority lies
+    host
+        a host name or address at which neighbours reach the node; may be repeated
+    days
+        how long it is valid
+    out
+        another folder to write to
+    renew
+        keep key and hosts of the certificate that is there
+    """
+    _demand_peers()
+    from feda2l.peer.certificates import certs_issue
+
+    certs_issue(folder, name, hosts=host or [], days=days, out=out, renew=renew)
+
+
+@certs_app.command
+def show(*paths: Path) -> None:
+    """Say whose certificates these are and how long they are valid."""
+    _demand_peers()
+    from feda2l.peer.certificates import certs_show
+
+    certs_show(*(paths or (Path("certs"),)))
+
+
+def _demand_peers() -> None:
+    missing = [name for name in ("cryptography", "zenoh", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise FedA2LError(f"real peers need {' and '.join(missing)}: pip install 'feda2l[peers]'")
 
 
 def main() -> None:

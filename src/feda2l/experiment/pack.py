@@ -17,7 +17,7 @@ from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.environment import environment
 from feda2l.experiment.progress import RunProgress
 from feda2l.experiment.records import RunFolder
-from feda2l.experiment.resume import check_same_run, continued, finished, saved_spec
+from feda2l.experiment.resume import check_same_faults, check_same_run, continued, finished, saved_spec
 from feda2l.experiment.spec import Spec
 from feda2l.experiment.summary import search_rounds, summarise
 from feda2l.round.states import Layout
@@ -84,6 +84,7 @@ class Pack:
                 assembled = assemble(continued(spec, saved), data)
             if saved is not None:
                 check_same_run(assembled.spec, saved, folder)
+                check_same_faults(assembled.faults, folder)
                 if finished(folder, assembled.spec):
                     self.notes.append(f"{folder.path}: already finished, nothing to do")
                     continue
@@ -129,13 +130,15 @@ class Pack:
         folder.cut_back(simulation.round, simulation.due_in)
         folder.summary.unlink(missing_ok=True)
         folder.write(folder.spec, assembled.spec.to_toml().encode())
+        if assembled.faults is not None:
+            folder.write(folder.faults, assembled.faults.text.encode())
         facts = environment(
             engine=engine,
-            device=_device_name(assembled.device),
+            device=device_name(assembled.device),
             pack=len(self.members),
             **Shape.of(assembled.dataset)._asdict(),
         )
-        folder.write(folder.environment, _json(facts))
+        folder.write(folder.environment, as_json(facts))
 
     def _search(self, engine: Engine) -> None:
         """Find the base rate of the runs that look for one; one that was interrupted in it begins it again."""
@@ -146,7 +149,7 @@ class Pack:
                 self._say()
                 with one_thread():
                     found = search(engine, simulation)
-                folder.write(folder.search, _json(found))
+                folder.write(folder.search, as_json(found))
                 low, high = min(found["rates"]), max(found["rates"])
                 rates = f"{low:.3g}" if high < 1.02 * low else f"{low:.3g} to {high:.3g}"
                 cost = search_rounds(assembled)
@@ -165,7 +168,7 @@ class Pack:
                 for done in completed:
                     self._record(done)
                     if done.record and done.simulation is lead:
-                        progress.update(done.record, sum(map(sum, done.record["layers"]["rate"])) / _cells(done.record))
+                        progress.update(done.record, _mean_rate(done.record))
                 stop, over = interrupted(), self.watch.over()
                 if stop or over or time.monotonic() - saved >= seconds:
                     self._save()
@@ -203,9 +206,9 @@ class Pack:
                 if by_class:
                     summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
             else:
-                failures.append(RunFailed(_diverged(assembled)))
+                failures.append(RunFailed(why_diverged(assembled)))
             folder.write_tables()
-            folder.write(folder.summary, _json(summary))
+            folder.write(folder.summary, as_json(summary))
         return failures
 
     def _say(self) -> None:
@@ -232,7 +235,7 @@ def check_memory(runs: list[Assembled]) -> None:
         raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
 
 
-def _diverged(assembled: Assembled) -> str:
+def why_diverged(assembled: Assembled) -> str:
     where, rates = assembled.simulation.diverged, assembled.simulation.rates
     assert where is not None
     return (
@@ -241,17 +244,18 @@ def _diverged(assembled: Assembled) -> str:
     )
 
 
-def _json(facts: dict[str, Any]) -> bytes:
+def as_json(facts: dict[str, Any]) -> bytes:
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
-def _cells(record: dict[str, Any]) -> int:
-    rates = record["layers"]["rate"]
-    return len(rates) * len(rates[0])
+def _mean_rate(record: dict[str, Any]) -> float:
+    """Over the layers of the nodes that were there."""
+    rates: list[float] = [rate for row in record["layers"]["rate"] for rate in row if rate is not None]
+    return sum(rates) / len(rates)
 
 
 @contextmanager

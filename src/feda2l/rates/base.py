@@ -1,7 +1,7 @@
 """One interface for "where does the next learning rate come from", a constant rate included."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -25,6 +25,13 @@ class Setting:
     near_steps: tuple[tuple[int, ...], ...] = ()  # for each of `nodes` those of its closed neighbourhood
     sizes: tuple[int, ...] = ()  # trainable parameters of each layer
     factors: tuple[float, ...] = ()  # of the base rate, one for each of `nodes`, where nodes differ in it
+
+    def of_each_node(self) -> "list[Setting]":
+        """What a rule is told that serves one node alone; one for all where their base rates are the same."""
+        if not self.factors:
+            return [self]
+        assert isinstance(self.base, float)
+        return [replace(self, base=self.base * factor, factors=()) for factor in self.factors]
 
     def demand(self, rule: str, *keys: Literal["steps", "near_steps", "sizes"]) -> None:
         """Raise unless each of these is known: one positive entry a node, or a layer in `sizes`."""
@@ -131,7 +138,7 @@ class Schedule(Rule):
 
 
 class ScheduledRates(Rates):
-    """A schedule at work: `multiplier` is its factor, the same for every node and layer."""
+    """A schedule at work: `multiplier` is its factor, the same for every layer, and for every node of one base rate."""
 
     def __init__(self, schedule: Schedule, setting: Setting) -> None:
         super().__init__(setting)
@@ -155,7 +162,7 @@ class ScheduledRates(Rates):
         return super().state_dict() | momentum
 
     def _set(self, index: int) -> None:
-        factor = self.schedule.factor(index, self.setting)
-        self.multiplier.fill_(factor)
-        self.rates = self.base * factor
+        factors = [self.schedule.factor(index, setting) for setting in self.setting.of_each_node()]
+        self.multiplier.copy_(torch.tensor(factors, dtype=torch.float64).unsqueeze(1))
+        self.rates = self.base * self.multiplier
         self.momentum = self.schedule.momentum(index, self.setting)

@@ -17,10 +17,10 @@ def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
     algorithm, nodes, seed = simulation.algorithm, range(simulation.nodes), simulation.member.training.seed
     assert isinstance(algorithm, DFedHPO)
     hears = [[j for j in simulation.mixing.row(node)[0] if j != node] for node in nodes]
-    own = _try_out(engine, simulation, [algorithm.draw(seed, node) for node in nodes])
+    own = try_out(engine, simulation, [algorithm.draw(seed, node) for node in nodes])
     heard = [[trial for j in hears[node] for trial in own[j]] for node in nodes]
     shortlists = [algorithm.shortlist(own[node], heard[node], seed, node) for node in nodes]
-    tried = _try_out(engine, simulation, shortlists)
+    tried = try_out(engine, simulation, shortlists)
     rates = [algorithm.decide(own[node], heard[node], tried[node]) for node in nodes]
     exchanges = 0
     agree = algorithm.consensus and simulation.mixing.topology.connected()
@@ -42,7 +42,7 @@ def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def _try_out(engine: Engine, simulation: Simulation, rates: list[list[float]]) -> list[list[Trial]]:
+def try_out(engine: Engine, simulation: Simulation, rates: list[list[float]]) -> list[list[Trial]]:
     """Train every node with each of its rates from its start and take the loss on its unused samples.
 
     The first rates of all nodes go together, then the second ones, and so on; nodes may have unequal numbers of them.

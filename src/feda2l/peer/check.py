@@ -1,0 +1,30 @@
+"""What cannot run on peers, said before anything starts."""
+
+from feda2l.algorithms.dfedhpo import DFedHPO
+from feda2l.errors import FedA2LError
+from feda2l.experiment.spec import Spec
+from feda2l.peer.config import NodeConfig
+
+
+def refuse_unfit(spec: Spec, config: NodeConfig) -> None:
+    """Refuse a spec that a node cannot keep to when it knows only its neighbours."""
+    algorithm, weights = spec.algorithm.algorithm, spec.topology.weights
+    name = f'algorithm.name = "{spec.algorithm.name}"'
+    one_way = [neighbour.name for neighbour in config.neighbours if neighbour.direction != "both"]
+    if isinstance(algorithm, DFedHPO) and algorithm.consensus:
+        raise FedA2LError(
+            "algorithm.consensus = true: no peer knows when all others have agreed on a rate; "
+            "set algorithm.consensus = false"
+        )
+    if algorithm.mixing in ("doubly_stochastic", "symmetric"):
+        if weights != "metropolis":
+            raise FedA2LError(
+                f'{name} needs weights that a node and its neighbour agree on; set topology.weights = "metropolis"'
+            )
+        if one_way:
+            raise FedA2LError(f'{name} needs neighbours that hear each other; {one_way[0]} has direction != "both"')
+    if weights == "metropolis" and one_way:
+        raise FedA2LError(
+            f'topology.weights = "metropolis" needs neighbours that hear each other; {one_way[0]} has a direction; '
+            'use "uniform" or "samples"'
+        )

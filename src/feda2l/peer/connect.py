@@ -1,0 +1,50 @@
+"""From a node's config to its links: credentials, addresses, the network."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from feda2l.errors import FedA2LError
+from feda2l.peer.certificates import Authority, Identity
+from feda2l.peer.config import NodeConfig
+from feda2l.peer.transport import Transport
+
+if TYPE_CHECKING:
+    from feda2l.peer.zenoh_transport import Tls
+
+
+def credentials(config: NodeConfig) -> tuple[Authority | None, Identity | None]:
+    """Whom the node trusts, and who it is; neither without [security]."""
+    security = config.security
+    if security is None:
+        return None, None
+    authority = Authority.load(security.ca)
+    identity = Identity.load(security.certificate, security.key, authority)
+    if identity.name != config.name:
+        raise FedA2LError(f"{security.certificate}: is the certificate of {identity.name}, this node is {config.name}")
+    return authority, identity
+
+
+def connect(config: NodeConfig, run: str) -> Transport:
+    """Listen, and reach for the neighbours."""
+    from feda2l.peer.zenoh_transport import ZenohTransport  # on use: whoever brings another transport needs no zenoh
+
+    return ZenohTransport(config.name, run, config.listen, _addresses(config), _tls(config))
+
+
+def reconnect(transport: Transport, config: NodeConfig) -> None:
+    """Go on with the neighbours and certificates of a config that was read again."""
+    from feda2l.peer.zenoh_transport import ZenohTransport
+
+    if isinstance(transport, ZenohTransport):
+        transport.reopen(_addresses(config), _tls(config))
+
+
+def _addresses(config: NodeConfig) -> Mapping[str, str | None]:
+    return {neighbour.name: neighbour.address for neighbour in config.neighbours}
+
+
+def _tls(config: NodeConfig) -> "Tls | None":
+    from feda2l.peer.zenoh_transport import Tls
+
+    security = config.security
+    return None if security is None else Tls(security.ca, security.certificate, security.key)

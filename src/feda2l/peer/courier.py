@@ -1,0 +1,237 @@
+"""Between a node and its neighbours: publishes messages, asks for theirs, and believes nothing unchecked."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from feda2l.peer.certificates import Authority, Identity
+from feda2l.peer.mailbox import NEWEST, Mailbox, Message
+from feda2l.peer.message import HEAD_LIMIT, PROTOCOL, Head, seal, unseal
+from feda2l.peer.neighbours import Neighbour
+from feda2l.peer.payload import Template, digest, norm, pack, unpack
+from feda2l.peer.refused import Refused
+from feda2l.peer.transport import Transport
+
+SLICE = 5.0  # seconds of one held question; then it is asked again, so that a hung neighbour binds nobody for long
+GLANCE = 0.3  # seconds that an answer of a neighbour that is away may take
+PAUSE = 0.05  # seconds between questions to a neighbour that is not there
+
+
+class Facts(NamedTuple):
+    """What a node says of itself in every head."""
+
+    run: str
+    name: str
+    model: str
+    samples: int
+    steps: int
+    degree: int
+    heard_by: int
+
+
+class Meddler(Protocol):
+    """What a fault plan does to a node and to what it hears."""
+
+    def before_message(self, round: int) -> None:
+        """The node trained and its message is not out: it may crash, hang or be late here."""
+
+    def hears(self, sender: int, round: int) -> bool:
+        """Does the link from a sender work in this round?"""
+
+    def spoils(self, sender: int, round: int) -> bool:
+        """Does the sender's message arrive broken?"""
+
+
+class Courier:
+    """One node's mail. `rejected(neighbour, why, quarantined)` is told of every message that is not taken."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        neighbours: Sequence[Neighbour],
+        facts: Facts,
+        *,
+        identity: Identity | None = None,
+        authority: Authority | None = None,
+        meddler: Meddler | None = None,
+        rejected: Callable[[Neighbour, Refused, bool], None] = lambda neighbour, refused, quarantined: None,
+    ) -> None:
+        self.transport, self.facts = transport, facts
+        self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.id)
+        self.identity, self.authority, self.meddler, self.rejected = identity, authority, meddler, rejected
+        self.mailbox = Mailbox()
+        self.received = 0  # bytes
+        self.began = time.monotonic()  # of the round
+        self._pool = _threads(len(self.neighbours))
+        transport.serve(self.mailbox.answer)
+
+    def meet(
+        self, neighbours: Sequence[Neighbour], facts: Facts, identity: Identity | None, authority: Authority | None
+    ) -> None:
+        """Other neighbours or renewed credentials from here on."""
+        self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.id)
+        self.facts, self.identity, self.authority = facts, identity, authority
+        self._pool.shutdown(wait=False)
+        self._pool = _threads(len(self.neighbours))
+
+    def begin(self) -> None:
+        """A round begins: deadlines count from here."""
+        self.began = time.monotonic()
+
+    def publish(self, round: int, step: int, tensors: Mapping[str, Tensor], template: Template) -> None:
+        """Let the neighbours see the message of an exchange."""
+        load = pack(tensors, template) if tensors else bytearray()
+        facts = self.facts
+        head = Head(
+            protocol=PROTOCOL,
+            run=facts.run,
+            round=round,
+            step=step,
+            sender=facts.name,
+            model=facts.model,
+            digest=digest(load) if tensors else "",
+            size=len(load),
+            samples=facts.samples,
+            steps=facts.steps,
+            degree=facts.degree,
+            heard_by=facts.heard_by,
+        )
+        if self.meddler and tensors:
+            self.meddler.before_message(round)
+        self.mailbox.publish(Message(round, step, seal(head, self.identity), load))
+
+    def heads(self, round: int, step: int) -> dict[Neighbour, Head]:
+        """The heads of an exchange, or later ones of neighbours that went on without us; waits until the deadline.
+
+        Whoever came to the last round is waited for; who is away is asked, and waited for again when it keeps the pace.
+        """
+        found: dict[int, Head] = {}
+        done = threading.Condition()
+        open_: set[int] = set()
+
+        def collect(number: int, neighbour: Neighbour) -> None:
+            head = self._head(neighbour, round, step)
+            with done:
+                if head is not None and number in open_:
+                    found[number] = head
+                open_.discard(number)
+                done.notify_all()
+
+        asked = [n for n, neighbour in enumerate(self.neighbours) if self._asked(neighbour, round)]
+        open_ |= set(asked)
+        for number in asked:
+            self._pool.submit(collect, number, self.neighbours[number])
+        with done:
+            done.wait_for(lambda: not open_)
+        return {self.neighbours[number]: found[number] for number in sorted(found)}
+
+    def newest(self) -> dict[Neighbour, Head]:
+        """The newest head of everyone who answers at once."""
+        return {
+            neighbour: head
+            for neighbour in self.neighbours
+            if (head := self._ask_head(neighbour, NEWEST, GLANCE)) is not None
+        }
+
+    def load(self, neighbour: Neighbour, head: Head, template: Template, most: float) -> dict[str, Tensor] | None:
+        """The tensors of a message, every byte checked; None if they are gone, late or not to be believed.
+
+        `most` is the largest norm that we believe.
+        """
+        try:
+            if head.size != template.limit:
+                raise Refused("size", f"{head.size} bytes announced instead of {template.limit}")
+            left = max(self.began + neighbour.patience - time.monotonic(), neighbour.deadline.least)
+            key = f"load/{head.round}/{head.step}"
+            payload = self.transport.ask(neighbour.name, key, left, template.limit)
+            if payload is None:
+                neighbour.missed()
+                return None
+            self.received += len(payload)
+            if self.meddler and self.meddler.spoils(neighbour.id, head.round):
+                payload = bytearray(payload)
+                payload[len(payload) // 2] ^= 1
+            tensors = unpack(payload, template, head.digest)
+            if (size := norm(tensors)) > most:
+                raise Refused("norm", f"{size:.3g} is more than {most:.3g}")
+        except Refused as refused:
+            self._refuse(neighbour, refused, head.round)
+            return None
+        neighbour.came(head.round, time.monotonic() - self.began)
+        return tensors
+
+    def farewell(self, round: int, template: Template, seconds: float, *, unheard: bool) -> None:
+        """Stay until the neighbours have taken the last message, or are gone, or the time is over.
+
+        `unheard` says that others hear this node which it does not hear itself: these get all of the time.
+        """
+        self.publish(round + 1, 0, {}, template)
+        until = time.monotonic() + seconds
+        waiting = [neighbour for neighbour in self.neighbours if neighbour.present]
+        while (waiting or unheard) and time.monotonic() < until:
+            waiting = [n for n in waiting if self.transport.alive(n.name) and not self._is_past(n, round)]
+            time.sleep(PAUSE)
+        time.sleep(2 * PAUSE)  # who waits for us in the same way asks once more
+
+    def close(self) -> None:
+        self.mailbox.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.transport.close()
+
+    def _is_past(self, neighbour: Neighbour, round: int) -> bool:
+        head = self._ask_head(neighbour, NEWEST, GLANCE)
+        return head is not None and head.round > round
+
+    def _asked(self, neighbour: Neighbour, round: int) -> bool:
+        if neighbour.quarantined(round):
+            return False
+        return self.meddler is None or self.meddler.hears(neighbour.id, round)
+
+    def _head(self, neighbour: Neighbour, round: int, step: int) -> Head | None:
+        """A neighbour's head of an exchange, as soon as it is there and unless it is too late."""
+        if not neighbour.present:
+            head = self._ask_head(neighbour, NEWEST, GLANCE)
+            if head is None or head.round < round - 1:
+                return None
+            neighbour.present = True  # it keeps the pace again
+        least = time.monotonic() + neighbour.deadline.least
+        until = max(self.began + neighbour.patience, least)
+        refusals = neighbour.rejects.total()
+        while (left := until - time.monotonic()) > 0:
+            head = self._ask_head(neighbour, f"head/{round}/{step}", min(left, SLICE), (round, step))
+            if head is not None:
+                return head
+            if neighbour.rejects.total() > refusals:
+                return None  # one bad message a round: else a single bad round would cost all strikes
+            time.sleep(PAUSE)
+        neighbour.missed()
+        return None
+
+    def _ask_head(self, neighbour: Neighbour, key: str, timeout: float, when: tuple[int, int] = (0, 0)) -> Head | None:
+        """The head that a neighbour answers with, if it is its own, of our run and model, and of `when` or later."""
+        facts = self.facts
+        try:
+            sealed = self.transport.ask(neighbour.name, key, timeout, HEAD_LIMIT)
+            if sealed is None:
+                return None
+            head = unseal(sealed, self.authority)
+            round, step = when
+            head.expect(run=facts.run, round=round, step=step, sender=neighbour.name, model=facts.model)
+            if not 1 <= head.samples <= neighbour.limits.samples:
+                raise Refused("samples", f"{head.samples} claimed, {neighbour.limits.samples} allowed")
+        except Refused as refused:
+            self._refuse(neighbour, refused, when[0])
+            return None
+        return head
+
+    def _refuse(self, neighbour: Neighbour, refused: Refused, round: int) -> None:
+        quarantined = neighbour.misbehaved(refused.reason, round)
+        self.rejected(neighbour, refused, quarantined)
+
+
+def _threads(neighbours: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, 2 * neighbours), thread_name_prefix="ask")  # a hung one may bind one for a while

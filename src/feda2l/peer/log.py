@@ -1,0 +1,316 @@
+"""A node's log: one JSON object a line in its state folder, readable lines on stderr.
+
+A round never waits for a log: every destination has a thread and a bounded queue of its own, so a hung disk or a
+reader that does not read costs lines, which are counted, and no time.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Literal, Self, TextIO
+
+from feda2l.errors import FedA2LError
+
+Level = Literal["debug", "info", "warning", "error"]
+FILE = "log.jsonl"
+INSECURE = "INSECURE (plaintext)"
+WAITING = 4096  # lines a destination may be behind before they are dropped
+LONGEST = 2000  # characters of a value: what a neighbour sends must not fill the log
+PATIENCE = 5.0  # seconds that `close` waits for each destination
+
+
+class NodeLog:
+    """What one node has to say; any thread may say it.
+
+    `round` is put on every line; the node sets it as it goes. `lost` counts the lines that no longer reached the file.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        folder: Path | None,
+        *,
+        megabytes: float = 10.0,
+        files: int = 5,
+        insecure: bool = False,
+        json_lines: bool = False,
+        level: Level = "info",
+        stream: TextIO | None = None,
+    ) -> None:
+        """`folder` None: no file. `megabytes` x `files` bounds the disk. `json_lines`: JSON on stderr too."""
+        self.node, self.insecure, self.round = node, insecure, 0
+        self._adopted: list[tuple[logging.Logger, logging.Handler, bool]] = []
+        # no name in logging's global table: several nodes may live in one process, and no library's lines mix in
+        self._logger = logging.Logger("feda2l.node", level.upper())
+        screen = logging.StreamHandler(stream or sys.stderr)
+        screen.setFormatter(_JsonLine() if json_lines else _ReadableLine())
+        self._screen = _Destination(screen)
+        self._file: _Destination | None = None
+        if folder is not None:
+            path = folder / FILE
+            try:
+                file = _BoundedFile(path, int(megabytes * 1e6), max(files, 1), self._file_failed, self._file_works)
+            except OSError as error:
+                self._screen.close()
+                raise FedA2LError(f"state {folder}: the log {path} cannot be written: {error.strerror}") from error
+            file.setFormatter(_JsonLine())
+            self._file = _Destination(file)
+            self._logger.addHandler(self._file)
+        self._logger.addHandler(self._screen)
+
+    @property
+    def lost(self) -> int:
+        return self._file.lost if self._file else 0
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        self._say(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        self._say(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        self._say(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        self._say(logging.ERROR, event, fields)
+
+    def exception(self, event: str, error: BaseException, /, **fields: Any) -> None:
+        """An error nobody foresaw, with where it came from."""
+        self._say(logging.ERROR, event, {**fields, "error": error, "traceback": _where(error)})
+
+    def adopt(self, name: str = "feda2l") -> None:
+        """Take over what is said through `logging.getLogger(name)` and below it, until `close`.
+
+        Of several nodes in one process only one should.
+        """
+        logger = logging.getLogger(name)
+        adopted = _Adopted(self)
+        logger.addHandler(adopted)
+        logger.setLevel(self._logger.level)
+        propagates, logger.propagate = (
+            logger.propagate,
+            False,
+        )  # else the root's handler says it again, without our mark
+        self._adopted.append((logger, adopted, propagates))
+
+    def close(self) -> None:
+        """Write what is waiting, then let the file go; a destination that hangs is left behind."""
+        for logger, adopted, propagates in self._adopted:
+            logger.removeHandler(adopted)
+            logger.propagate = propagates
+            logger.setLevel(logging.NOTSET)
+        self._adopted.clear()
+        for destination in (self._file, self._screen):
+            if destination:
+                destination.close()
+        self._logger.disabled = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _say(self, level: int, event: str, fields: dict[str, Any]) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.handle(self._record(level, event, fields))
+
+    def _record(self, level: int, event: str, fields: dict[str, Any]) -> logging.LogRecord:
+        record = logging.LogRecord(self._logger.name, level, "", 0, event, None, None)
+        line = {
+            "time": _iso(record.created),
+            "level": logging.getLevelName(level).lower(),
+            "event": event,
+            "node": self.node,
+            "round": fields.pop("round", self.round),
+        }
+        if self.insecure:
+            line["insecure"] = True
+        for name, value in fields.items():  # a field never hides one of the line's own
+            line.setdefault(name, _plain(value))  # now, not in the thread: the value may change meanwhile
+        record.line = line
+        return record
+
+    def _file_failed(self, error: BaseException) -> None:
+        """Once an outage, and on the other destination: the file cannot tell of it."""
+        fields = {"file": FILE, "error": error, "what_now": "the node goes on; lines are lost until there is room"}
+        self._screen.handle(self._record(logging.ERROR, "log_cannot_be_written", fields))
+
+    def _file_works(self) -> None:
+        self._logger.handle(self._record(logging.WARNING, "log_was_interrupted", {"lines_lost": self.lost}))
+
+
+class _Adopted(logging.Handler):
+    """Lines of modules that know the standard logging alone, made lines of a node."""
+
+    def __init__(self, log: NodeLog) -> None:
+        super().__init__()
+        self.log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fields: dict[str, Any] = {"source": record.name, "text": record.getMessage()}
+            if record.exc_info and record.exc_info[1]:
+                fields["traceback"] = _where(record.exc_info[1])
+            self.log._say(record.levelno, "message", fields)
+        except Exception:  # a message that does not fit its arguments is no reason to stop
+            self.log.error("message", source=record.name, text=str(record.msg))
+
+
+class _Destination(logging.Handler):
+    """A handler behind a queue and a thread: whoever logs does not wait for it.
+
+    The standard QueueListener would wait for a hung handler at its end, and for ever.
+    """
+
+    def __init__(self, handler: logging.Handler) -> None:
+        super().__init__()
+        self.handler = handler
+        self.dropped = 0
+        self.failed = 0
+        handler.handleError = self._failed  # type: ignore[method-assign]  # the standard one prints a traceback
+        self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._work, name="log", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        return self.dropped + self.failed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=PATIENCE)
+        self._thread.join(PATIENCE)
+        super().close()
+
+    def _work(self) -> None:
+        while (record := self._queue.get()) is not None:
+            self.handler.handle(record)
+        with contextlib.suppress(OSError, ValueError):
+            self.handler.close()
+
+    def _failed(self, record: logging.LogRecord) -> None:
+        self.failed += 1
+        if isinstance(self.handler, _BoundedFile):
+            self.handler.fail(sys.exc_info()[1])
+
+
+class _BoundedFile(RotatingFileHandler):
+    """`count` files of `size` bytes and never more; after a failed write it starts afresh."""
+
+    stream: TextIOWrapper | None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        count: int,
+        on_failure: Callable[[BaseException], None],
+        on_success: Callable[[], None],
+    ) -> None:
+        self.on_failure, self.on_success = on_failure, on_success
+        self.failing = False
+        super().__init__(path, maxBytes=max(size, 1), backupCount=count - 1, encoding="ascii")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if self.failing and self.stream is not None:  # a failure leaves no stream
+            self.failing = False
+            self.on_success()
+
+    def doRollover(self) -> None:  # noqa: N802 - the name is the standard library's
+        if self.backupCount:
+            super().doRollover()
+        elif self.stream:  # the standard handler would let a single file grow
+            self.stream.truncate(0)
+
+    def fail(self, error: BaseException | None) -> None:
+        """Drop the stream with what it could not write, so that the next line is a line."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+        if not self.failing:
+            self.failing = True
+            self.on_failure(error or OSError("unknown"))
+
+    def _open(self) -> TextIOWrapper:
+        stream: TextIOWrapper = super()._open()
+        if _torn(self.baseFilename):
+            stream.write("\n")
+        return stream
+
+
+class _JsonLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(record.__dict__["line"], allow_nan=False)
+
+
+class _ReadableLine(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z WARNING n0 round 7: neighbour_away neighbour=n1`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = dict(record.__dict__["line"])
+        warning = f"{INSECURE} " if line.pop("insecure", False) else ""
+        start = f"{line.pop('time')} {line.pop('level').upper():7} {line.pop('node')} round {line.pop('round')}: "
+        event, trace = line.pop("event"), line.pop("traceback", "")
+        text = warning + start + " ".join([event, *(f"{name}={_word(value)}" for name, value in line.items())])
+        # a line of a traceback is a line of the log too
+        return "\n".join([text, *(f"{warning}{start}  {part}" for part in trace.splitlines())])
+
+
+def _iso(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03}Z"
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it: no infinity, no object, no endless text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key)[:LONGEST]: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    text = f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "..."
+
+
+def _where(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-LONGEST:]
+
+
+def _word(value: Any) -> str:
+    """A value in a readable line; text from outside cannot start a line of its own or look like another field."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' ="\\'):
+        return value
+    return json.dumps(value)
+
+
+def _torn(path: str) -> bool:
+    """Does the file end within a line, as after a crash or on a full disk?"""
+    with open(path, "rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"

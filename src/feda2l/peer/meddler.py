@@ -1,0 +1,35 @@
+"""A fault plan at work in a real node: it dies, hangs and is late by itself, and does not hear what the plan cuts."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from feda2l.faults.plan import FaultPlan
+
+
+@dataclass(frozen=True)
+class PlannedFaults:
+    """The plan as node `node` meets it."""
+
+    plan: FaultPlan
+    node: int
+
+    @classmethod
+    def load(cls, path: Path, node: int, nodes: int) -> "PlannedFaults":
+        return cls(FaultPlan.load(path, nodes), node)
+
+    def before_message(self, round: int) -> None:
+        if self.plan.crashes(self.node, round):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.plan.hangs(self.node, round):
+            os.kill(os.getpid(), signal.SIGSTOP)  # whoever watches over it continues it
+        time.sleep(self.plan.delay(self.node, round))
+
+    def hears(self, sender: int, round: int) -> bool:
+        """A message that arrives broken is heard, and refused."""
+        return self.plan.hears(self.node, sender, round) or self.plan.rejects(self.node, sender, round)
+
+    def spoils(self, sender: int, round: int) -> bool:
+        return self.plan.rejects(self.node, sender, round)

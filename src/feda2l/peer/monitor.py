@@ -1,0 +1,346 @@
+"""What an operator sees of a node from outside: `/metrics`, `/health` and `/ready` over HTTP.
+
+The node hands over a frozen status and goes on; a scrape reads the last one. Neither ever waits for the other.
+"""
+
+import json
+import math
+import socket
+import socketserver
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from feda2l.errors import FedA2LError
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import CollectorRegistry
+
+Phase = Literal["starting", "running", "leaving", "done"]
+NeighbourState = Literal["present", "away", "quarantined"]
+STATES: tuple[NeighbourState, ...] = ("present", "away", "quarantined")
+PATIENCE = 3.0  # rounds of the usual length (or deadlines) without a round before the node counts as stalled
+LEAST = 30.0  # seconds: no alarm for less
+RECENT = 10  # rounds whose longest is the usual length
+PAIRS = 256  # of neighbour and reason counted apart: names in forged messages must not fill the memory
+CONNECTIONS = 8  # served at once; more are closed
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's text format
+SLOWEST = 5.0  # seconds a client may take to say what it wants
+
+
+@dataclass(frozen=True)
+class NeighbourStatus:
+    """A neighbour as this node sees it."""
+
+    name: str
+    state: NeighbourState
+    last_round: int = 0  # the last round it was heard in
+    waited: float = 0.0  # seconds its message took in this node's last round
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node between two rounds. What is None is not known (yet), and not shown."""
+
+    phase: Phase = "starting"
+    round: int = 0  # completed
+    rounds: int = 0  # of the whole run
+    deadline: float = 0.0  # seconds from the start of a round
+    train_loss: float | None = None
+    accuracy: float | None = None  # scores are of the last evaluated round; None keeps the one before
+    test_loss: float | None = None
+    mse: float | None = None
+    mae: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)  # of each layer
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    bytes_sent: int = 0  # since the process started
+    bytes_received: int = 0
+    neighbours: tuple[NeighbourStatus, ...] = ()
+    rounds_alone: int = 0  # rounds in which nobody else was heard
+    checkpoint_time: float | None = None  # seconds since 1970
+    certificate_expires: float | None = None  # seconds since 1970
+    insecure: bool = False
+    log_lines_lost: int = 0
+
+
+SCORES = ("accuracy", "test_loss", "mse", "mae")
+
+
+class Monitor:
+    """A small HTTP server beside the round; without an address it counts, serves nothing and costs nothing."""
+
+    def __init__(self, address: str | None, node: str, *, start_limit: float = 600.0) -> None:
+        """`start_limit`: seconds a node may take to its first round before it counts as stalled."""
+        self.node, self.start_limit = node, start_limit
+        self.status = NodeStatus()
+        self._scores: dict[str, tuple[float, int]] = {}  # value and the round it was measured in
+        self._rejected: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()  # held for a moment, never while anything is computed or sent
+        self._progress = time.monotonic()
+        self._lengths: deque[float] = deque(maxlen=RECENT)
+        self._server = _serve(address, self) if address else None
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens; with port 0 in the configuration, the port that was free."""
+        if self._server is None:
+            return None
+        host, port = self._server.server_address[:2]
+        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
+
+    def update(self, status: NodeStatus) -> None:
+        """Take the node's status at a round's end, or whenever it changed."""
+        now = time.monotonic()
+        with self._lock:
+            if status.round != self.status.round and self.status.phase != "starting":
+                self._lengths.append(now - self._progress)  # what came before the first round is no round's length
+            if (status.round, status.phase) != (self.status.round, self.status.phase):
+                self._progress = now
+            for name in SCORES:
+                if (value := getattr(status, name)) is not None:
+                    self._scores[name] = (value, status.round)
+            self.status = status
+
+    def rejected(self, neighbour: str, reason: str) -> None:
+        """Count a message that was dropped, by who sent it and why."""
+        pair = (neighbour, reason)
+        with self._lock:
+            if pair not in self._rejected and len(self._rejected) >= PAIRS:
+                pair = ("other", "other")
+            self._rejected[pair] = self._rejected.get(pair, 0) + 1
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Does the node get on? A round is due within `PATIENCE` times what rounds take."""
+        with self._lock:
+            status, lengths, since = self.status, tuple(self._lengths), time.monotonic() - self._progress
+        if status.phase == "starting":
+            allowed = self.start_limit
+        else:
+            # a node may train for longer than it waits for others, so its own rounds count too
+            allowed = max(LEAST, PATIENCE * max(status.deadline, *lengths, 0.0))
+        well = status.phase == "done" or since <= allowed
+        return well, {
+            "status": status.phase if well else "stalled",
+            "node": self.node,
+            "phase": status.phase,
+            "round": status.round,
+            "rounds": status.rounds,
+            "seconds_since_round": round(since, 3),
+            "seconds_allowed": round(allowed, 3),
+            "neighbours": _count(status.neighbours),
+            "insecure": status.insecure,
+        }
+
+    def ready(self) -> tuple[bool, dict[str, Any]]:
+        """Does it take part in rounds?"""
+        phase = self.status.phase
+        return phase == "running", {"ready": phase == "running", "node": self.node, "phase": phase}
+
+    def collect(self) -> Iterator["Metric"]:
+        """Every metric of this moment; called by the registry for each scrape."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        with self._lock:
+            status, scores, rejected = self.status, dict(self._scores), dict(self._rejected)
+            length = self._lengths[-1] if self._lengths else None
+            since = time.monotonic() - self._progress
+
+        def gauge(name: str, text: str, *rows: tuple[Mapping[str, str], float | None]) -> "Metric":
+            family = GaugeMetricFamily(f"feda2l_{name}", text, labels=["node", *(rows[0][0] if rows else ())])
+            for labels, value in rows:
+                if value is not None:
+                    family.add_metric([self.node, *labels.values()], value)
+            return family
+
+        def counter(name: str, text: str, *rows: tuple[Mapping[str, str], float]) -> "Metric":
+            family = CounterMetricFamily(f"feda2l_{name}", text, labels=["node", *(rows[0][0] if rows else ())])
+            for labels, value in rows:
+                family.add_metric([self.node, *labels.values()], value)
+            return family
+
+        now = time.time()
+        yield gauge("round", "Rounds completed", ({}, status.round))
+        yield gauge("rounds", "Rounds of the whole run", ({}, status.rounds))
+        yield gauge("healthy", "1 while rounds are completed in time", ({}, self.health()[0]))
+        yield gauge("ready", "1 while the node takes part in rounds", ({}, self.ready()[0]))
+        yield gauge("insecure", "1 if the node talks in plaintext", ({}, status.insecure))
+        yield gauge("since_round_seconds", "Seconds since the last round was completed", ({}, since))
+        yield gauge("round_seconds", "Seconds the last round took", ({}, length))
+        yield gauge("deadline_seconds", "Seconds a round waits for neighbours", ({}, status.deadline))
+        yield gauge("train_loss", "Training loss of the last round", ({}, status.train_loss))
+        for name in SCORES:
+            value = scores.get(name, (None, 0))[0]
+            yield gauge(name, f"{name} of the last evaluated round", ({}, value))
+        evaluated = max((measured for _, measured in scores.values()), default=None)
+        yield gauge("evaluated_round", "The round the scores belong to", ({}, evaluated))
+        for name, text, values in (
+            ("rate", "Learning rate", status.rates),
+            ("multiplier", "Multiplier of the learning rate", status.multipliers),
+        ):
+            yield gauge(f"layer_{name}", f"{text} of a layer", *(({"layer": key}, values[key]) for key in values))
+            yield gauge(name, f"{text} over the layers", *(({"stat": key}, of) for key, of in _spread(values.values())))
+        yield counter("sent_bytes", "Bytes sent to neighbours", ({}, status.bytes_sent))
+        yield counter("received_bytes", "Bytes received from neighbours", ({}, status.bytes_received))
+        counted = _count(status.neighbours)
+        yield gauge("neighbours", "Neighbours by state", *(({"state": state}, counted[state]) for state in STATES))
+        yield gauge(
+            "neighbour_state",
+            "1 for the state a neighbour is in",
+            *(({"neighbour": n.name, "state": state}, n.state == state) for n in status.neighbours for state in STATES),
+        )
+        yield gauge(
+            "neighbour_last_round",
+            "The last round a neighbour was heard in",
+            *(({"neighbour": n.name}, n.last_round) for n in status.neighbours),
+        )
+        yield gauge(
+            "neighbour_waited_seconds",
+            "Seconds a neighbour's message took in the last round",
+            *(({"neighbour": n.name}, n.waited) for n in status.neighbours),
+        )
+        yield counter(
+            "rejected_messages",
+            "Messages dropped, by sender and reason",
+            *(({"neighbour": who, "reason": why}, count) for (who, why), count in rejected.items()),
+        )
+        yield counter("rounds_alone", "Rounds in which no neighbour was heard", ({}, status.rounds_alone))
+        age = None if status.checkpoint_time is None else max(0.0, now - status.checkpoint_time)
+        yield gauge("checkpoint_age_seconds", "Seconds since the last checkpoint", ({}, age))
+        left = None if status.certificate_expires is None else (status.certificate_expires - now) / 86400
+        yield gauge("certificate_days_left", "Days the node's certificate is still valid", ({}, left))
+        yield counter("log_lines_lost", "Lines that did not reach the log file", ({}, status.log_lines_lost))
+
+
+class _Server(socketserver.ThreadingMixIn, HTTPServer):
+    """Threads that end with the process, and no more of them than `CONNECTIONS`."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, monitor: Monitor) -> None:
+        self.address_family = family
+        self.monitor = monitor
+        self.registry = _registry(monitor)
+        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # not HTTPServer's: it asks the name service who we are, and may wait for it
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no news; the standard server would print a traceback."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "feda2l", ""  # no versions for strangers
+    timeout = SLOWEST
+
+    def do_GET(self) -> None:
+        from prometheus_client.exposition import generate_latest
+
+        monitor = self.server.monitor
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(200, PLAIN, generate_latest(self.server.registry))
+        elif path in ("/health", "/ready"):
+            good, found = monitor.health() if path == "/health" else monitor.ready()
+            self._answer(200 if good else 503, "application/json", json.dumps(found).encode() + b"\n")
+        else:
+            self._answer(404, "text/plain; charset=utf-8", b"/metrics /health /ready\n")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _answer(self, code: int, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes every few seconds are no events of the node."""
+
+
+def _serve(address: str, monitor: Monitor) -> _Server:
+    host, port = split_address(address)
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        server = _Server((str(where[0]), int(where[1])), family, monitor)
+    except OSError as error:
+        raise FedA2LError(
+            f'monitor.address = "{address}": the metrics cannot be served there: {error.strerror}; '
+            "choose another port, or leave the key out to serve none"
+        ) from error
+    threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()
+    return server
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port.
+
+    >>> split_address("127.0.0.1:9450"), split_address("[::1]:0")
+    (('127.0.0.1', 9450), ('::1', 0))
+    """
+    host, colon, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    whole = colon and bare and (bare == host) == (":" not in bare)
+    if not (whole and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise FedA2LError(f'monitor.address = "{address}": expected HOST:PORT, for example "127.0.0.1:9450"')
+    return bare, int(port)
+
+
+def _registry(monitor: Monitor) -> "CollectorRegistry":
+    try:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+    except ImportError as error:
+        raise FedA2LError("monitor.address needs prometheus_client: pip install 'feda2l[peers]'") from error
+    registry = CollectorRegistry(auto_describe=False)  # of this node alone: another may live in the same process
+    registry.register(monitor)
+    ProcessCollector(registry=registry)  # memory, descriptors and processor time
+    return registry
+
+
+def _count(neighbours: Iterable[NeighbourStatus]) -> dict[NeighbourState, int]:
+    states = [neighbour.state for neighbour in neighbours]
+    return {state: states.count(state) for state in STATES}
+
+
+def _spread(values: Iterable[float]) -> list[tuple[str, float]]:
+    values = list(values)
+    if not values:
+        return []
+    return [("min", min(values)), ("mean", math.fsum(values) / len(values)), ("max", max(values))]

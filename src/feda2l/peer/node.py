@@ -1,0 +1,360 @@
+"""One process, one node: its rounds, its folder, its signals."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from feda2l.errors import FedA2LError, RunFailed
+from feda2l.experiment.assemble import Assembled, Place, Shape, assemble, populate
+from feda2l.experiment.datasets import Loaded, load_data
+from feda2l.experiment.device import find_device
+from feda2l.experiment.environment import environment
+from feda2l.experiment.pack import as_json, device_name, why_diverged
+from feda2l.experiment.records import RunFolder
+from feda2l.experiment.resume import check_same_run, continued, finished, saved_spec
+from feda2l.experiment.summary import summarise
+from feda2l.peer.check import refuse_unfit
+from feda2l.peer.config import DeadlineConfig, NodeConfig
+from feda2l.peer.connect import connect, credentials, reconnect
+from feda2l.peer.courier import Courier, Facts
+from feda2l.peer.log import FILE, NodeLog
+from feda2l.peer.meddler import PlannedFaults
+from feda2l.peer.missed import missed_round
+from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
+from feda2l.peer.neighbours import Neighbour
+from feda2l.peer.peer import BEHIND, Peer
+from feda2l.peer.refused import Refused
+from feda2l.peer.search import search
+from feda2l.peer.transport import Transport
+from feda2l.simulate.checkpoint import restore, save_checkpoint
+from feda2l.simulate.engine import Engine
+from feda2l.simulate.simulator import Completed, Simulator, one_thread
+
+LEAVING = 10.0  # seconds at most that a node stays so that its neighbours can take its last message
+
+
+class Node:
+    """A node from its config to its last round; `transport` stands in for the network in tests."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        log: NodeLog,
+        *,
+        data: Path | None = None,
+        transport: Transport | None = None,
+        reload: Callable[[], NodeConfig] | None = None,
+    ) -> None:
+        self.config, self.log, self.reload = config, log, reload
+        self.folder = RunFolder(config.state)
+        self.assembled = assemble_node(config, data, self.folder)
+        assert isinstance(self.assembled.simulation, Peer)
+        self.peer: Peer = self.assembled.simulation
+        self.meddler = PlannedFaults.load(config.faults, config.id, self.peer.network) if config.faults else None
+        self.transport = transport
+        self.alone = 0  # rounds in which nobody was heard
+        self.sent = 0  # bytes
+        self.saved: float | None = None  # when the checkpoint was written
+        self.stopping = False
+        self.reloading = False
+
+    def run(self) -> None:
+        """All rounds that are left. RunFailed if the model diverges; a polite kill ends after the round."""
+        if finished(self.folder, self.assembled.spec):
+            self.log.info("already finished", folder=str(self.folder.path))
+            return
+        with ExitStack() as stack:
+            self.folder.open()
+            stack.callback(self.folder.close)
+            self.monitor = stack.enter_context(Monitor(self.config.monitor.address, self.config.name))
+            engine = populate([self.assembled])
+            engine.start(0)
+            stack.callback(engine.close)
+            self._begin(engine)
+            self.courier = self._courier()
+            stack.callback(self.courier.close)
+            stack.enter_context(self._signals())
+            self._status("starting")
+            self._join(engine)
+            simulator = Simulator(engine, [self.peer])
+            self._loop(simulator)
+            self._end(simulator)
+
+    def _begin(self, engine: Engine) -> None:
+        """The folder as it was left, or a new one."""
+        folder, peer = self.folder, self.peer
+        if folder.checkpoint.exists():
+            restore(peer, folder.checkpoint)
+            self.log.info("resumed", after=peer.round)
+        folder.cut_back(peer.round, peer.due_in)
+        folder.summary.unlink(missing_ok=True)
+        folder.write(folder.spec, self.assembled.spec.to_toml().encode())
+        facts = environment(
+            engine=engine.name,
+            device=device_name(self.assembled.device),
+            pack=1,
+            node=self.config.id,
+            **Shape.of(self.assembled.dataset)._asdict(),
+        )
+        folder.write(folder.environment, as_json(facts))
+        peer.make_template()
+
+    def _courier(self) -> Courier:
+        config, peer = self.config, self.peer
+        authority, identity = credentials(config)
+        self.expires = identity.until.timestamp() if identity else None
+        facts = Facts(
+            run=self._run,
+            name=config.name,
+            model=peer.template.fingerprint,
+            samples=len(peer.member.shards[0]),
+            steps=peer.steps,
+            degree=len(config.hears),
+            heard_by=len(config.heard_by),
+        )
+        transport = self.transport or connect(config, self._run)
+        courier = Courier(
+            transport,
+            [Neighbour(neighbour, self._deadline(config), config.limits) for neighbour in config.hears],
+            facts,
+            identity=identity,
+            authority=authority,
+            meddler=self.meddler,
+            rejected=self._rejected,
+        )
+        peer.courier = courier
+        self.log.info("listening", address=config.listen, neighbours=[n.name for n in config.neighbours])
+        return courier
+
+    @property
+    def _run(self) -> str:
+        return self.config.run or self.assembled.spec.name
+
+    def _deadline(self, config: NodeConfig) -> DeadlineConfig:
+        """A fault plan has a deadline of its own, which does not adapt: what is late is then the plan's word."""
+        if self.meddler is None:
+            return config.deadline
+        fixed = self.meddler.plan.deadline
+        return config.deadline.model_copy(update={"least": fixed, "most": max(fixed, config.deadline.most)})
+
+    def _join(self, engine: Engine) -> None:
+        """Meet the neighbours: all of them before round 1, those who are there when coming back."""
+        peer, courier = self.peer, self.courier
+        heads = {neighbour: head for neighbour, head in courier.newest().items() if head.round > 0}
+        if heads and max(head.round for head in heads.values()) >= peer.round + BEHIND:
+            before = peer.round
+            with one_thread():
+                peer.take_over(heads)
+            self.log.info("rejoined", round=peer.round, own=before, heard=list(peer.heard))
+            return
+        if peer.round:
+            return
+        if peer.algorithm.searches:
+            with one_thread():
+                rate = search(engine, peer)
+            self.log.info("searched", rate=rate)
+        else:
+            courier.publish(0, 0, {}, peer.template)
+            near = courier.heads(0, 0)
+            steps = {peer.id: peer.steps} | {neighbour.id: max(1, head.steps) for neighbour, head in near.items()}
+            peer.setting = replace(peer.setting, near_steps=(tuple(steps[id] for id in sorted(steps)),))
+            peer.rates = peer.rule.start(peer.setting)
+        self.log.info("met", neighbours=[n.name for n in courier.neighbours if n.present])
+
+    def _loop(self, simulator: Simulator) -> None:
+        peer, config = self.peer, self.config
+        recorded = len(self.folder.read())
+        rounds = simulator.rounds()
+        while not self.stopping:
+            if self.reloading:
+                self._reload()
+            self.courier.begin()
+            completed = next(rounds, None)
+            if completed is None:
+                break
+            (done,) = completed
+            if done.record is None:
+                raise RunFailed(why_diverged(self.assembled))
+            recorded = self._record(done, recorded)
+            if peer.round % config.checkpoint_rounds == 0 or self.stopping or not peer.active:
+                self._save()
+            self._status("leaving" if self.stopping else "running", done.record)
+
+    def _record(self, done: Completed, recorded: int) -> int:
+        """Write a round down, and those that went by without this node; the last round that is written."""
+        peer, record = self.peer, done.record
+        assert record is not None
+        self.alone += not peer.heard
+        self.sent += record["bytes_sent"]
+        for round in range(recorded + 1, peer.round):
+            self.folder.append(missed_round(round), {"round": round, "pack": 1})
+        if peer.round > recorded:
+            record |= {"heard": list(peer.heard), "disagreement": None}  # it takes all models to know that
+            record["layers"].pop("disagreement")
+            self.folder.append(record, {"round": peer.round, **done.seconds, "pack": 1})
+        self.log.round = peer.round
+        scores = {key: record[key] for key in ("accuracy", "mse") if key in record}
+        self.log.info(
+            "rejoined" if peer.jumped else "round",
+            **{"loss": round_off(record["train_loss"])},
+            **{key: round_off(value) for key, value in scores.items()},
+            heard=f"{len(peer.heard)} of {len(self.courier.neighbours)}",
+            seconds=round_off(sum(done.seconds.values())),
+        )
+        return max(recorded, peer.round)
+
+    def _save(self) -> None:
+        self.folder.sync()
+        save_checkpoint(self.peer, self.folder.checkpoint)
+        self.saved = time.time()
+
+    def _end(self, simulator: Simulator) -> None:
+        peer = self.peer
+        self._status("leaving")
+        seconds = min(LEAVING, max((n.deadline.most for n in self.courier.neighbours), default=0.0))
+        heard = {neighbour.name for neighbour in self.config.hears}
+        unheard = any(neighbour.name not in heard for neighbour in self.config.heard_by)
+        self.courier.farewell(peer.round, peer.template, seconds, unheard=unheard)
+        if peer.active:
+            self.log.info("left", after=peer.round, rounds=peer.rounds)
+            return
+        summary = summarise(self.assembled, self.folder, pack=1)
+        by_class = peer.class_accuracy or simulator.evaluate(peer).get("class_accuracy")
+        if by_class:
+            summary["class_accuracy"] = dict(zip(self.assembled.dataset.class_names, by_class, strict=True))
+        self.folder.write_tables()
+        self.folder.write(self.folder.summary, as_json(summary))
+        self.log.info("finished", rounds=peer.rounds)
+        self._status("done")
+
+    def _reload(self) -> None:
+        """Take over neighbours, limits and certificates from the file; the rest needs a restart."""
+        self.reloading = False
+        assert self.reload is not None
+        try:
+            config = self.reload()
+            authority, identity = credentials(config)
+            fixed = {"neighbours", "limits", "deadline", "security"}
+            if config.model_dump(exclude=fixed) != self.config.model_dump(exclude=fixed):
+                self.log.warning("only neighbours, limits, deadline and security are read again; restart for the rest")
+            known = {neighbour.name: neighbour for neighbour in self.courier.neighbours}
+            near = []
+            for entry in config.hears:
+                neighbour = known.get(entry.name) or Neighbour(entry, config.deadline, config.limits, present=False)
+                neighbour.config, neighbour.limits = entry, config.limits
+                neighbour.deadline = self._deadline(config)
+                near.append(neighbour)
+            self.config = self.config.model_copy(update={key: getattr(config, key) for key in fixed})
+            reconnect(self.courier.transport, config)
+        except FedA2LError as error:
+            self.log.error("the config cannot be read again; going on as before", error=str(error))
+            return
+        facts = self.courier.facts._replace(degree=len(config.hears), heard_by=len(config.heard_by))
+        self.courier.meet(near, facts, identity, authority)
+        self.expires = identity.until.timestamp() if identity else None
+        self.log.info("reloaded", neighbours=[neighbour.name for neighbour in near])
+
+    def _rejected(self, neighbour: Neighbour, refused: Refused, quarantined: bool) -> None:
+        self.monitor.rejected(neighbour.name, refused.reason)
+        self.log.warning("rejected", neighbour=neighbour.name, reason=refused.reason, detail=refused.detail)
+        if quarantined:
+            self.log.warning("quarantined", neighbour=neighbour.name, rounds=neighbour.limits.quarantine_rounds)
+
+    def _status(self, phase: Any, record: dict[str, Any] | None = None) -> None:
+        peer, courier, record = self.peer, self.courier, record or {}
+        names = [layer.name for layer in peer.layers]
+        self.monitor.update(
+            NodeStatus(
+                phase=phase,
+                round=peer.round,
+                rounds=peer.rounds,
+                deadline=max((neighbour.patience for neighbour in courier.neighbours), default=0.0),
+                **{key: record.get(key) for key in ("train_loss", "accuracy", "test_loss", "mse", "mae")},
+                rates=dict(zip(names, peer.rates.rates[0].tolist(), strict=True)),
+                multipliers=dict(zip(names, peer.rates.multiplier[0].tolist(), strict=True)),
+                bytes_sent=self.sent,
+                bytes_received=courier.received,
+                neighbours=tuple(_seen(neighbour, peer.round + 1) for neighbour in courier.neighbours),
+                rounds_alone=self.alone,
+                checkpoint_time=self.saved,
+                certificate_expires=self.expires,
+                insecure=self.config.security is None,
+                log_lines_lost=self.log.lost,
+            )
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C let the round end; a second one stops at once. SIGHUP reads the config again."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, _: object) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+            self.log.info("leaving after this round; once more to stop at once", signal=signal.Signals(number).name)
+
+        def again(number: int, _: object) -> None:
+            self.reloading = self.reload is not None
+
+        wanted = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again}
+        before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> Assembled:
+    """The node's run, with its one row a `Peer`; every mistake in its spec and data is found here."""
+    spec = config.learns()
+    saved = saved_spec(folder)
+    with spec.at_fault():
+        place = Place(config.id, config.nodes or spec.data.nodes, config.id if config.data is None else 0)
+        if config.data is None and config.id >= spec.data.nodes:
+            raise FedA2LError(
+                f"id = {config.id}: data.nodes = {spec.data.nodes} deals no share to it; a node beyond that number "
+                "needs a [data] of its own"
+            )
+        device = find_device(spec.runtime)
+        loaded = Loaded.of(load_data(spec.data, data), device)
+        assembled = assemble(continued(spec, saved), loaded, place)
+        refuse_unfit(assembled.spec, config)
+    if saved is not None:
+        check_same_run(assembled.spec, saved, folder)
+    elif strange := _strange(folder.path):
+        raise FedA2LError(
+            f"state = {folder.path}: the folder holds {strange} and is not a node's (it has no spec.toml)"
+        )
+    peer = Peer.of(
+        assembled.simulation,
+        wire=config.wire,
+        weights=assembled.spec.topology.weights,
+        push=assembled.spec.algorithm.algorithm.mixing == "push",
+        norm_limit=config.limits.norm,
+    )
+    return replace(assembled, simulation=peer)
+
+
+def _strange(folder: Path) -> str:
+    """The name of something in a folder that no node put there."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return next((p.name for p in found if p.suffix != ".partial" and not p.name.startswith(FILE)), "")
+
+
+def round_off(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _seen(neighbour: Neighbour, round: int) -> NeighbourStatus:
+    state = "quarantined" if neighbour.quarantined(round) else "present" if neighbour.present else "away"
+    waited = neighbour.arrivals[-1] if neighbour.arrivals else 0.0
+    return NeighbourStatus(neighbour.name, state, neighbour.heard, waited)  # type: ignore[arg-type]

@@ -1,0 +1,255 @@
+"""A node's round over a network: the simulator's, with one row, whose neighbours' rows arrive as messages."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feda2l.algorithms import Neighbourhood
+from feda2l.peer.courier import Courier
+from feda2l.peer.message import Head
+from feda2l.peer.neighbours import Neighbour
+from feda2l.peer.payload import Template, norm
+from feda2l.simulate.simulation import Simulation
+from feda2l.topology.row import Voice, row_weights
+
+WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+BEHIND = 2  # rounds: whoever is so far behind takes over the others' state
+
+Rows = dict[str, Tensor]  # what is exchanged, by name: [1, ...]
+
+
+@dataclass
+class Peer(Simulation):
+    """One node of a network whose other nodes are elsewhere. `courier` is given when the network is there."""
+
+    wire: str = "fp32"
+    weights: str = "samples"  # of the topology
+    push: bool = False
+    norm_limit: float = 10.0
+    courier: Courier = field(init=False)
+    template: Template = field(init=False)
+    voices: dict[int, Voice] = field(default_factory=dict)  # what neighbours told of themselves, also those away
+    heard: tuple[int, ...] = ()  # ids of those mixed with in the last round
+    jumped: bool = False  # did the last round end in taking over the others' state?
+
+    @classmethod
+    def of(cls, simulation: Simulation, **more: Any) -> "Peer":
+        """A simulation of one node as a peer."""
+        own = {f.name: getattr(simulation, f.name) for f in fields(simulation) if f.init}
+        return cls(**own, **more)
+
+    @property
+    def id(self) -> int:
+        return self.ids[0]
+
+    @property
+    def steps(self) -> int:
+        """Local steps of a round."""
+        return self.member.training.steps(len(self.member.shards[0]))
+
+    def make_template(self) -> None:
+        """Learn what a message looks like from one that is never sent."""
+        self.template = Template.of(dict(self._named(self._draft())), WIRE[self.wire])
+
+    def mix(self) -> None:
+        """T -> A: publish, hear, and add up in ascending id as the simulator does."""
+        own, algorithm = self._own(), self.algorithm
+        sent = algorithm.publish(own)
+        rows: Rows = sent | self._beside()
+        # the plain average may be made where it belongs: one state less in memory
+        there = {"model": own.base} if algorithm.averages_plainly else {}
+        chosen: dict[int, Tensor] = {}
+        self.heard, self.jumped = (), False
+        for step in range(algorithm.gossip):
+            self.courier.publish(self.round + 1, step, dict(self._named(rows)), self.template)
+            heads = self.courier.heads(self.round + 1, step)
+            if any(head.round >= self.round + 1 + BEHIND for head in heads.values()):
+                self.take_over(heads, own=rows)
+                return
+            now = {neighbour: head for neighbour, head in heads.items() if head.round == self.round + 1}
+            self._listen(now)
+            if algorithm.overrides("weigh"):
+                rows = self._chosen_mean(rows, now, chosen, there)
+            else:
+                rows = self._mean(rows, now, there)
+        self.population.base[self.rows].copy_(algorithm.accept(own, sent, {name: rows[name] for name in sent}))
+        self._keep(rows)
+        if self.momentum_state == "reset":
+            for memory in self.population.memory.values():
+                memory[self.rows].zero_()
+            self.population.steps[self.rows] = 0
+
+    def take_over(self, heads: Mapping[Neighbour, Head], own: Rows | None = None) -> None:
+        """Go on with the network's round from the weighted mean of the neighbours' current states.
+
+        Histories and the optimiser's memory stay. A node that lagged brings in its own state, one that was gone does
+        not: its own is old.
+        """
+        latest = max(head.round for head in heads.values())
+        current = {neighbour: head for neighbour, head in heads.items() if head.round >= latest - 1}
+        self._listen(current)
+        rows = self._draft() if own is None else own
+        mixed = self._mean(rows, current, {}, itself=own is not None, whole=True)
+        if not self.heard:
+            return
+        self.population.base[self.rows].copy_(mixed["model"])
+        self._keep(mixed)
+        self.jumped = True
+        self.round = latest
+        self.rates.skip(latest)
+
+    def adapt(self, sigma: Tensor) -> dict[str, Any]:
+        """As in the simulator where something was mixed; else there is nothing to observe."""
+        if self.heard and not self.jumped:
+            return super().adapt(sigma)
+        rates, multiplier = self.rates.rates, self.rates.multiplier.clone()
+        if not self.jumped:
+            self.round += 1
+            self.rates.skip(self.round)
+        self.multiplier_range = float(multiplier.min()), float(multiplier.max())
+        self.multiplier_change = float((self.rates.multiplier - multiplier).abs().max())
+        layers = {"rate": rates, "multiplier": multiplier, "sigma": sigma}
+        return {name: values.tolist() for name, values in layers.items()} | {"zeta": [[None] * len(self.layers)]}
+
+    def bytes_sent(self) -> list[int]:
+        return [self.courier.facts.heard_by * self.message * self.algorithm.gossip]
+
+    def _listen(self, heads: Mapping[Neighbour, Head]) -> None:
+        for neighbour, head in heads.items():
+            self.voices[neighbour.id] = Voice(neighbour.id, head.samples, head.degree, head.heard_by)
+
+    def _weights(self, present: Iterable[int], *, whole: bool = False) -> dict[int, Tensor]:
+        """The weight of everyone present, by id: this node's row of W; `whole` makes it sum to 1 whoever is absent."""
+        facts = self.courier.facts
+        own = Voice(self.id, facts.samples, facts.degree, facts.heard_by)
+        closed = [voice for _, voice in sorted((self.voices | {self.id: own}).items())]
+        ids = sorted(present)
+        weights = row_weights(self.weights, self.id, closed, ids, push=self.push)
+        if whole and (self.push or self.weights == "metropolis"):
+            weights = weights / weights.sum()
+        return dict(zip(ids, weights, strict=True))
+
+    def _mean(
+        self, rows: Rows, heads: Mapping[Neighbour, Head], there: Rows, *, itself: bool = True, whole: bool = False
+    ) -> Rows:
+        """sum_j w_j x_j with the topology's weights, one message in memory at a time, written to `there` where given.
+
+        Whoever turns out to be gone or wrong in the middle is left out, and the sum is made again.
+        """
+        present, most = dict(heads), self._believed(rows)
+        own = {self.id: dict(self._named(rows))} if itself else {}
+        while True:
+            by_id = {neighbour.id: neighbour for neighbour in present}
+            weights = self._weights([*by_id, *own], whole=whole)
+            total = self._zeros(rows, there)
+            for number, (id, weight) in enumerate(weights.items()):
+                neighbour = by_id.get(id)
+                term = own[id] if neighbour is None else self._load(neighbour, present[neighbour], most)
+                if term is None:
+                    assert neighbour is not None
+                    del present[neighbour]
+                    break
+                self._add(total, term, weight, first=number == 0)
+            else:
+                self.heard = tuple(by_id)
+                return total
+
+    def _chosen_mean(self, rows: Rows, heads: Mapping[Neighbour, Head], chosen: dict[int, Tensor], there: Rows) -> Rows:
+        """The same with the weights that the algorithm chooses when it has seen all messages of a first exchange.
+
+        Later exchanges of the round keep these weights; if somebody is missing then, they are made to sum to 1 again.
+        """
+        most = self._believed(rows)
+        known = {n: head for n, head in heads.items() if not chosen or n.id in chosen}
+        heard = {self.id: rows}
+        for neighbour, head in known.items():
+            if (loaded := self._load(neighbour, head, most)) is not None:
+                heard[neighbour.id] = self._padded(rows, loaded)
+        heard = dict(sorted(heard.items()))
+        if not chosen:
+            chosen |= self._choose(heard)
+        weights = {id: chosen[id] for id in heard}
+        if len(weights) < len(chosen):
+            left = torch.stack(list(weights.values())).sum()
+            weights = {id: weight / left for id, weight in weights.items()}
+        total = self._zeros(rows, there)
+        for number, (id, weight) in enumerate(weights.items()):
+            self._add(total, dict(self._named(heard[id])), weight, first=number == 0)
+        self.heard = tuple(id for id in heard if id != self.id)
+        return total
+
+    def _choose(self, heard: Mapping[int, Rows]) -> dict[int, Tensor]:
+        weights = self._weights(heard)
+        near = Neighbourhood(
+            self.id,
+            tuple(heard),
+            torch.stack(list(weights.values())),
+            torch.tensor([self._samples(id) for id in heard], dtype=torch.float64),
+            self.population.base[self.start],
+            {name: values[0] for name, values in self.notes.items()},
+            lambda name: torch.cat([rows[name] for rows in heard.values()]),
+            self.all_columns.movement,
+        )
+        return dict(zip(heard, self.algorithm.weigh(near), strict=True))
+
+    def _samples(self, id: int) -> int:
+        return self.courier.facts.samples if id == self.id else self.voices[id].samples
+
+    def _load(self, neighbour: Neighbour, head: Head, most: float) -> dict[str, Tensor] | None:
+        return self.courier.load(neighbour, head, self.template, most)
+
+    def _believed(self, rows: Rows) -> float:
+        """The largest norm of a message that is taken."""
+        return self.norm_limit * (norm(dict(self._named(rows))) + 1)
+
+    def _draft(self) -> Rows:
+        """A message that is not sent: publishing may change what an algorithm remembers, so it remembers a copy."""
+        own = self._own()
+        copies = [{name: values.clone() for name, values in kept.items()} for kept in (own.memory, own.notes)]
+        return self.algorithm.publish(replace(own, memory=copies[0], notes=copies[1])) | self._beside()
+
+    def _beside(self) -> Rows:
+        """What travels beside the published rows: averaged statistics, averaged optimiser memory."""
+        population, beside = self.population, Rows()
+        if self.momentum_state == "average":
+            beside |= {f"optimizer.{kind}": values[self.rows] for kind, values in population.memory.items()}
+        if self.buffers == "average":
+            beside |= {f"buffers.{name}": population.buffers[name][self.rows] for name in self.averaged}
+        return beside
+
+    def _keep(self, mixed: Rows) -> None:
+        """Take what travelled beside from the mean."""
+        for name, values in self._beside().items():
+            values.copy_(mixed[name])
+
+    def _named(self, rows: Rows) -> Iterator[tuple[str, Tensor]]:
+        """Rows as they travel: a row of parameters as its tensors (padding stays at home), the rest as it is."""
+        layout = self.population.layout
+        for name, values in rows.items():
+            if values.dim() == 2 and values.shape[1] == layout.width:
+                for slot in layout.slots:
+                    yield f"{name}.{slot.name}", slot.view(values[0])
+            else:
+                yield name, values[0]
+
+    def _padded(self, like: Rows, named: Mapping[str, Tensor]) -> Rows:
+        """Rows as they are computed with, from how they travel."""
+        rows = self._zeros(like, {})
+        for name, values in self._named(rows):
+            values.copy_(named[name])
+        return rows
+
+    def _zeros(self, rows: Rows, there: Rows) -> Rows:
+        return {name: there[name] if name in there else torch.zeros_like(values) for name, values in rows.items()}
+
+    def _add(self, total: Rows, term: Mapping[str, Tensor], weight: Tensor, *, first: bool) -> None:
+        """total += w x, product and sum rounded one after the other as in `Mixing`; the first product is the start."""
+        for name, sums in self._named(total):
+            values, factor = term[name].to(sums), weight.to(sums)
+            if first:
+                torch.mul(values, factor, out=sums)
+            else:
+                sums.add_(values * factor)

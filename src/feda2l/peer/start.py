@@ -1,0 +1,44 @@
+"""What `feda2l node` does: a config, a log, a node; or, with --check, everything but the rounds."""
+
+from pathlib import Path
+
+from feda2l.errors import FedA2LError
+from feda2l.experiment.records import RunFolder
+from feda2l.peer.config import NodeConfig
+from feda2l.peer.log import NodeLog
+from feda2l.peer.node import Node, assemble_node
+
+
+def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool) -> None:
+    """Run a node to its end."""
+    config = NodeConfig.load(path, insecure=insecure)
+    try:
+        config.state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedA2LError(f"{path}: state = {config.state}: cannot be made: {error.strerror}") from error
+    plain = config.security is None
+    megabytes, files = config.log.megabytes, config.log.files
+    with NodeLog(
+        config.name, config.state, megabytes=megabytes, files=files, insecure=plain, json_lines=log_json
+    ) as log:
+        log.adopt()
+        if plain:
+            log.warning("plaintext: anybody can read, change and forge what this node says and hears")
+        try:
+            Node(config, log, data=data, reload=lambda: NodeConfig.load(path, insecure=insecure)).run()
+        except FedA2LError as error:
+            log.error("failed", error=str(error))
+            raise
+
+
+def check_node(path: Path, *, insecure: bool, data: Path | None) -> None:
+    """Say whether a node could start: config, certificates, data, and who of its neighbours answers."""
+    from feda2l.peer.reach import say_who_answers
+
+    config = NodeConfig.load(path, insecure=insecure)
+    hears = ", ".join(neighbour.name for neighbour in config.hears) or "nobody"
+    print(f"{path}: {config.name} is node {config.id} and hears {hears}")
+    assembled = assemble_node(config, data, RunFolder(config.state))
+    spec, samples = assembled.spec, len(assembled.simulation.member.shards[0])
+    print(f"{config.spec}: {spec.model.name} on {spec.data.name}, {samples} training samples, {spec.algorithm.name}")
+    say_who_answers(config)

@@ -1,0 +1,84 @@
+"""Networks of real `Node`s in one process, over the transport's in-memory twin."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from feda2l.experiment.spec import Spec
+from feda2l.peer.config import NodeConfig
+from feda2l.peer.log import NodeLog
+from feda2l.peer.memory_transport import Hub
+from feda2l.peer.node import Node
+from feda2l.topology import build
+
+
+def neighbour_lists(spec: Spec) -> list[list[dict[str, Any]]]:
+    """The `[[neighbours]]` of every node on a spec's graph."""
+    topology = spec.topology
+    graph = build(topology.name, spec.data.nodes, k=topology.k, p=topology.p, seed=topology.seed, file=topology.file)
+    near = graph.period[0]
+    lists: list[list[dict[str, Any]]] = []
+    for node in range(graph.nodes):
+        hears, heard_by = set(near[node]), {j for j in range(graph.nodes) if node in near[j]}
+        lists.append(
+            [
+                {
+                    "name": f"n{j}",
+                    "id": j,
+                    "address": f"127.0.0.1:{7000 + j}",
+                    "direction": "both" if j in hears and j in heard_by else "in" if j in hears else "out",
+                }
+                for j in sorted(hears | heard_by)
+            ]
+        )
+    return lists
+
+
+def configs(values: dict[str, Any], folder: Path, **more: Any) -> list[NodeConfig]:
+    """The configs of all nodes of a spec, their states below `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "spec.toml").write_text(tomli_w.dumps(values))
+    spec = Spec.load(folder / "spec.toml")
+    return [
+        NodeConfig.parse(
+            {
+                "name": f"n{node}",
+                "id": node,
+                "spec": "spec.toml",
+                "state": f"n{node}",
+                "listen": f"127.0.0.1:{7000 + node}",
+                "neighbours": near,
+                **more,
+            },
+            folder,
+            f"n{node}.toml",
+            insecure=True,
+        )
+        for node, near in enumerate(neighbour_lists(spec))
+    ]
+
+
+def run_together(nodes: list[NodeConfig], *, timeout: float = 120.0) -> list[Node]:
+    """Run nodes in threads to their end; the first error is raised."""
+    hub, errors = Hub(), list[BaseException]()
+    made = [
+        Node(config, NodeLog(config.name, None, level="warning"), transport=hub.join(config.name)) for config in nodes
+    ]
+
+    def work(node: Node) -> None:
+        try:
+            node.run()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(node,), daemon=True) for node in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a node did not end"
+    return made

@@ -1,0 +1,172 @@
+"""Payloads: safetensors byte for byte, and nothing of a stranger's taken unchecked."""
+
+import hashlib
+import math
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from feda2l.peer.payload import DTYPES, PIECE, Template, check_norm, digest, norm, pack, unpack
+from feda2l.peer.refused import Refused
+
+
+def model() -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    return {
+        "model.conv.weight": torch.randn(4, 3, 2, 2, generator=draw),
+        "model.conv.bias": torch.randn(4, generator=draw),
+        "buffers.norm.running_var": torch.rand(4, generator=draw),
+        "mass": torch.rand((), generator=draw, dtype=torch.float64),
+    }
+
+
+def reason(payload: bytes | bytearray, template: Template, promised: str | None = None) -> str:
+    with pytest.raises(Refused) as refused:
+        unpack(payload, template, promised)
+    return refused.value.reason
+
+
+def test_a_payload_is_what_safetensors_writes() -> None:
+    tensors = model() | {'é"\n': torch.ones(3), "none": torch.zeros(0, 3), "half": torch.ones(2).bfloat16()}
+    tensors |= {"float16": torch.ones(1).half()}
+    payload = pack(tensors)
+    assert payload == save(tensors)
+    assert len(payload) == Template.of(tensors).limit
+    assert all(torch.equal(load(bytes(payload))[name], tensor) for name, tensor in tensors.items())
+
+
+def test_the_format_of_a_payload_stays() -> None:
+    payload = pack({"b": torch.tensor([1.0, -2.0]), "a": torch.tensor(0.5, dtype=torch.float64)})
+    header = (
+        b'{"a":{"dtype":"F64","shape":[],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}'
+    )
+    assert payload == b"\x70" + bytes(7) + header.ljust(0x70) + bytes.fromhex("000000000000e03f0000803f000000c0")
+    assert digest(payload) == hashlib.sha256(payload).hexdigest()
+
+
+def test_what_is_packed_is_unpacked_without_a_copy() -> None:
+    tensors = model()
+    template = Template.of(tensors)
+    payload = pack(dict(reversed(tensors.items())), template)
+    assert payload == pack(tensors)  # the order in which tensors are given is nothing
+    for kind in (bytes, bytearray, memoryview):
+        received = unpack(kind(payload), template, digest(payload))
+        assert {n: t.dtype for n, t in received.items()} == {n: t.dtype for n, t in tensors.items()}
+        assert all(torch.equal(received[name], tensor) for name, tensor in tensors.items())
+    received = unpack(payload, template)
+    payload[-1] ^= 0x80
+    assert any(not torch.equal(received[name], tensor) for name, tensor in tensors.items())
+
+
+def test_permuted_tensors_are_packed_by_value_and_buffers_used_again() -> None:
+    tensors = model()
+    permuted = tensors | {
+        "model.conv.weight": tensors["model.conv.weight"].contiguous(memory_format=torch.channels_last)
+    }
+    template = Template.of(tensors)
+    old = bytearray(b"\xff" * template.limit)
+    assert pack(permuted, template, into=old) is old
+    assert old == pack(tensors)
+    assert pack(permuted, template, into=bytearray(3)) == old
+
+
+def test_only_float32_travels_narrower() -> None:
+    tensors = model()
+    template = Template.of(tensors, torch.bfloat16)
+    received = unpack(pack(tensors, template), template)
+    assert torch.equal(received["model.conv.bias"], tensors["model.conv.bias"].bfloat16())
+    assert torch.equal(received["mass"], tensors["mass"])
+    assert template.fingerprint != Template.of(tensors).fingerprint
+    assert reason(pack(tensors), template) == "size"
+
+
+def test_other_tensors_than_the_templates_are_not_packed() -> None:
+    tensors = model()
+    template = Template.of(tensors)
+    with pytest.raises(ValueError, match="mass"):
+        pack({name: tensor for name, tensor in tensors.items() if name != "mass"}, template)
+    with pytest.raises(ValueError, match="bias"):
+        pack(tensors | {"model.conv.bias": torch.zeros(1)}, template)
+    with pytest.raises(ValueError, match="int64"):
+        Template.of({"steps": torch.tensor(3)})
+
+
+def test_fingerprints_tell_models_apart() -> None:
+    base = Template({"a": (torch.float32, (2, 3)), "b": (torch.float32, ())})
+    same = Template({"b": (torch.float32, ()), "a": (torch.float32, (2, 3))})
+    assert base.fingerprint == same.fingerprint
+    for other in (
+        {"a": (torch.float32, (3, 2)), "b": (torch.float32, ())},
+        {"a": (torch.float32, (2, 3)), "c": (torch.float32, ())},
+        {"a": (torch.float32, (2, 3))},
+        {"a": (torch.float64, (2, 3)), "b": (torch.float32, ())},
+    ):
+        assert Template(other).fingerprint != base.fingerprint
+
+
+def test_size_digest_and_layout_are_those_of_the_template() -> None:
+    tensors = model()
+    template, payload = Template.of(tensors), bytes(pack(tensors))
+    for wrong in (b"", payload[:-1], payload + b"\0", payload[:8]):
+        assert reason(wrong, template) == "size"
+    assert reason(payload, template, "0" * 64) == "digest"
+    for old, new in (
+        (b"model.conv.bias", b"model.conv.bios"),
+        (b'"F32"', b'"I32"'),
+        (b"[4,3,2,2]", b"[3,4,2,2]"),
+        (b"[0,8]", b"[8,0]"),
+        (b'"dtype"', b'"dtypo"'),
+        (b'{"mass"', b' "mass"'),
+    ):
+        assert old in payload
+        assert reason(payload.replace(old, new, 1), template) == "layout"
+    for length in (0, 1, 2**31, 2**63, 2**64 - 1):
+        assert reason(length.to_bytes(8, "little") + payload[8:], template) == "layout"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", model())
+def test_values_that_are_not_finite_are_refused(name: str, value: float) -> None:
+    tensors = model()
+    tensors[name].view(-1)[-1] = value
+    with pytest.raises(Refused, match=name) as refused:
+        unpack(pack(tensors), Template.of(tensors))
+    assert refused.value.reason == "not finite"
+
+
+def test_negative_variances_are_refused_and_only_they() -> None:
+    tensors = model()
+    tensors["buffers.norm.running_var"][2] = -1e-30
+    assert reason(pack(tensors), Template.of(tensors)) == "negative variance"
+    tensors["buffers.norm.running_var"][2] = -0.0
+    unpack(pack(tensors), Template.of(tensors))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 1000, PIECE + 1])
+def test_a_norm_is_finite_just_when_every_value_is(dtype: torch.dtype, size: int) -> None:
+    largest = torch.finfo(dtype).max
+    values = torch.full((size,), largest, dtype=dtype)
+    assert math.isfinite(norm({"x": values}))
+    if dtype != torch.float64:
+        assert norm({"x": values}) == pytest.approx(largest * math.sqrt(size), rel=0.01)
+    for at in {0, size // 2, size - 1}:
+        for value in (math.nan, math.inf, -math.inf):
+            for rest in (0, largest):
+                spoilt = torch.full((size,), rest, dtype=dtype)
+                spoilt[at] = value
+                assert not math.isfinite(norm({"x": spoilt}))
+
+
+def test_messages_out_of_proportion_are_refused() -> None:
+    own = {"a": torch.full((3,), 2.0), "b": torch.tensor([2.0], dtype=torch.float64)}
+    assert norm(own) == pytest.approx(4)
+    check_norm({"a": torch.full((4,), 7.4)}, own, 3)
+    with pytest.raises(Refused) as refused:
+        check_norm({"a": torch.full((4,), 7.6)}, own, 3)
+    assert refused.value.reason == "norm"
+    with pytest.raises(Refused, match="norm"):
+        check_norm({"a": torch.full((4,), 3e38)}, own, 3)
+    check_norm({"a": torch.zeros(1)}, {"a": torch.zeros(1)}, 3)
