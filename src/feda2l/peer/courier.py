@@ -129,13 +129,17 @@ class Courier:
             done.wait_for(lambda: not open_)
         return {self.neighbours[number]: found[number] for number in sorted(found)}
 
-    def newest(self) -> dict[Neighbour, Head]:
-        """The newest head of everyone who answers at once."""
-        return {
-            neighbour: head
-            for neighbour in self.neighbours
-            if (head := self._ask_head(neighbour, NEWEST, GLANCE)) is not None
-        }
+    def newest(self, seconds: float, enough: Callable[[dict[Neighbour, Head]], bool]) -> dict[Neighbour, Head]:
+        """The newest head of everyone who answers, until all have, or so many seconds are over, or it is `enough`."""
+        found: dict[Neighbour, Head] = {}
+        until = time.monotonic() + seconds
+        while True:
+            for neighbour in self.neighbours:
+                if neighbour not in found and (head := self._ask_head(neighbour, NEWEST, GLANCE)) is not None:
+                    found[neighbour] = head
+            if len(found) == len(self.neighbours) or time.monotonic() > until or enough(found):
+                return found
+            time.sleep(PAUSE)
 
     def load(self, neighbour: Neighbour, head: Head, template: Template, most: float) -> dict[str, Tensor] | None:
         """The tensors of a message, every byte checked; None if they are gone, late or not to be believed.
@@ -167,6 +171,7 @@ class Courier:
     def farewell(self, round: int, template: Template, seconds: float, *, unheard: bool) -> None:
         """Stay until the neighbours have taken the last message, or are gone, or the time is over.
 
+        A head without a payload tells them that there is nothing to wait for.
         `unheard` says that others hear this node which it does not hear itself: these get all of the time.
         """
         self.publish(round + 1, 0, {}, template)

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from feda2l.peer.connect import connect, credentials, reconnect
 from feda2l.peer.courier import Courier, Facts
 from feda2l.peer.log import FILE, NodeLog
 from feda2l.peer.meddler import PlannedFaults
+from feda2l.peer.message import Head
 from feda2l.peer.missed import missed_round
 from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
 from feda2l.peer.neighbours import Neighbour
@@ -35,6 +36,7 @@ from feda2l.simulate.checkpoint import restore, save_checkpoint
 from feda2l.simulate.engine import Engine
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
 
+BACK = 4.0  # times the least deadline: how long a node that comes back looks for its neighbours
 LEAVING = 10.0  # seconds at most that a node stays so that its neighbours can take its last message
 
 
@@ -144,27 +146,31 @@ class Node:
 
     def _join(self, engine: Engine) -> None:
         """Meet the neighbours: all of them before round 1, those who are there when coming back."""
-        peer, courier = self.peer, self.courier
-        heads = {neighbour: head for neighbour, head in courier.newest().items() if head.round > 0}
-        if heads and max(head.round for head in heads.values()) >= peer.round + BEHIND:
-            before = peer.round
-            with one_thread():
-                peer.take_over(heads)
-            self.log.info("rejoined", round=peer.round, own=before, heard=list(peer.heard))
-            return
-        if peer.round:
-            return
-        if peer.algorithm.searches:
+        peer, courier, deadline, before = self.peer, self.courier, self._deadline(self.config), self.peer.round
+        if not before and peer.algorithm.searches:
             with one_thread():
                 rate = search(engine, peer)
             self.log.info("searched", rate=rate)
         else:
-            courier.publish(0, 0, {}, peer.template)
-            near = courier.heads(0, 0)
-            steps = {peer.id: peer.steps} | {neighbour.id: max(1, head.steps) for neighbour, head in near.items()}
+            # no payload: what it says is that we are here, and how far we are
+            courier.publish(before, peer.algorithm.gossip if before else 0, {}, peer.template)
+
+        def ahead(heads: Mapping[Neighbour, Head]) -> bool:
+            return any(head.size and head.round >= before + BEHIND for head in heads.values())
+
+        heads = courier.newest(BACK * deadline.least if before else deadline.most, ahead)
+        for neighbour in courier.neighbours:
+            neighbour.present = neighbour in heads
+        peer.listen(heads)
+        self.log.info("met", neighbours=[neighbour.name for neighbour in heads])
+        if not before and not peer.algorithm.searches:
+            steps = {peer.id: peer.steps} | {neighbour.id: max(1, head.steps) for neighbour, head in heads.items()}
             peer.setting = replace(peer.setting, near_steps=(tuple(steps[id] for id in sorted(steps)),))
             peer.rates = peer.rule.start(peer.setting)
-        self.log.info("met", neighbours=[n.name for n in courier.neighbours if n.present])
+        if ahead(heads):
+            with one_thread():
+                peer.take_over(heads)
+            self.log.info("rejoined", at=peer.round, own=before, heard=list(peer.heard))
 
     def _loop(self, simulator: Simulator) -> None:
         peer, config = self.peer, self.config

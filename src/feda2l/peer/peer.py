@@ -69,8 +69,7 @@ class Peer(Simulation):
             if any(head.round >= self.round + 1 + BEHIND for head in heads.values()):
                 self.take_over(heads, own=rows)
                 return
-            now = {neighbour: head for neighbour, head in heads.items() if head.round == self.round + 1}
-            self._listen(now)
+            now = self._said(heads, (self.round + 1, step))
             if algorithm.overrides("weigh"):
                 rows = self._chosen_mean(rows, now, chosen, there)
             else:
@@ -88,9 +87,10 @@ class Peer(Simulation):
         Histories and the optimiser's memory stay. A node that lagged brings in its own state, one that was gone does
         not: its own is old.
         """
-        latest = max(head.round for head in heads.values())
+        heads = {neighbour: head for neighbour, head in heads.items() if head.size}
+        latest = max((head.round for head in heads.values()), default=0)
         current = {neighbour: head for neighbour, head in heads.items() if head.round >= latest - 1}
-        self._listen(current)
+        self.listen(current)
         rows = self._draft() if own is None else own
         mixed = self._mean(rows, current, {}, itself=own is not None, whole=True)
         if not self.heard:
@@ -117,7 +117,16 @@ class Peer(Simulation):
     def bytes_sent(self) -> list[int]:
         return [self.courier.facts.heard_by * self.message * self.algorithm.gossip]
 
-    def _listen(self, heads: Mapping[Neighbour, Head]) -> None:
+    def _said(self, heads: Mapping[Neighbour, Head], when: tuple[int, int]) -> dict[Neighbour, Head]:
+        """Those who have a message of this exchange; who is past it, or says that it has none, is not waited for."""
+        now = {neighbour: head for neighbour, head in heads.items() if (head.round, head.step) == when and head.size}
+        for neighbour in heads.keys() - now.keys():
+            neighbour.missed()
+        self.listen(now)
+        return now
+
+    def listen(self, heads: Mapping[Neighbour, Head]) -> None:
+        """Remember what neighbours tell of themselves."""
         for neighbour, head in heads.items():
             self.voices[neighbour.id] = Voice(neighbour.id, head.samples, head.degree, head.heard_by)
 
