@@ -50,6 +50,20 @@ def test_a_node_alone_keeps_its_model():
         assert row_weights(weights, 1, [voices[0], voices[1], voices[2]], {1}).tolist() == [1.0]
 
 
-def test_push_keeps_what_each_gives():
+def test_push_keeps_what_an_absent_node_would_have_got():
     voices = _voices(build("directed_ring", 4), [1, 1, 1, 1])
-    assert row_weights("uniform", 1, [voices[0], voices[1]], {1}, push=True).tolist() == [0.5]
+    assert row_weights("uniform", 1, [voices[0], voices[1]], {1}, push=True).tolist() == [1.0]
+    voices = _voices(build("star", 4), [1, 1, 1, 1])
+    assert row_weights("uniform", 0, voices, {0, 1, 3}, push=True).tolist() == [0.5, 0.5, 0.5]
+    assert row_weights("uniform", 1, voices[:2], {0, 1}, push=True).tolist() == [0.25, 0.5]
+
+
+def test_push_loses_no_mass_where_absence_is_mutual():
+    graph = build("erdos_renyi", 12, p=0.4, seed=3)
+    voices, there = _voices(graph, [1] * 12), set(range(2, 12))
+    given = torch.zeros(12, dtype=torch.float64)
+    for node in there:
+        closed = sorted([node, *graph.neighbours(node)])
+        ids = [j for j in closed if j in there]
+        given[ids] += row_weights("uniform", node, [voices[j] for j in closed], there, push=True)
+    torch.testing.assert_close(given[2:], torch.ones(10, dtype=torch.float64))

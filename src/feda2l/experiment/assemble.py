@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from feda2l.experiment.datasets import Loaded, data_key, default_model
 from feda2l.experiment.deal import count_nodes, deal, own_tests
 from feda2l.experiment.engines import choose_engine
 from feda2l.experiment.spec import Spec
+from feda2l.faults.plan import FaultPlan
+from feda2l.faults.schedule import Schedule
 from feda2l.imports import import_object
 from feda2l.layers import Layer, find_layers
 from feda2l.models import build
@@ -22,6 +25,7 @@ from feda2l.randomness import derive_seed
 from feda2l.rates import Setting
 from feda2l.round.train import Loss, Training
 from feda2l.simulate.engine import Engine, Member
+from feda2l.simulate.faulty import FaultySimulation
 from feda2l.simulate.population import Population, averaged_buffers
 from feda2l.simulate.simulation import Simulation
 from feda2l.topology import Mixing, Topology, build_mixing
@@ -37,6 +41,7 @@ class Assembled:
     model: nn.Module
     dataset: Dataset
     device: torch.device
+    faults: FaultPlan | None = None
 
 
 class Place(NamedTuple):
@@ -93,7 +98,11 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
     samples = [len(shard) for shard in shards]
     # one node's weights depend on what its neighbours tell it, which is its exchange's part
     mixing = _mixing(spec, graph, samples) if place is None else build_mixing(graph, topology.weights, samples)
-    simulation = Simulation(
+    # one node's faults are its process's part
+    faults = FaultPlan.load(spec.faults, len(ids)) if spec.faults and place is None else None
+    # a plan in which nothing fails leaves every byte as it is without one
+    kind = partial(FaultySimulation, schedule=Schedule(faults, mixing, samples)) if faults else Simulation
+    simulation = kind(
         name=spec.name,
         rounds=spec.rounds,
         member=Member(training, shards, local, data.test, dataset.classes, tests, ids),
@@ -109,7 +118,7 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
         on=spec.evaluation.on,
         network=len(ids) if place is None else place.nodes,
     )
-    return Assembled(spec, simulation, model, dataset, data.device)
+    return Assembled(spec, simulation, model, dataset, data.device, faults)
 
 
 def populate(runs: Sequence[Assembled]) -> Engine:

@@ -16,7 +16,10 @@ def evaluate(path: str | Path, data: str | Path | None = None) -> dict[str, Any]
     done = Run(path)
     checkpoint = done.checkpoint
     dataset = load_data(done.spec.data, data)
-    assembled = assemble(done.spec, Loaded.of(dataset, find_device(done.spec.runtime)))
+    spec = done.spec
+    if spec.faults:  # the folder's own copy: the plan itself may have gone
+        spec = spec.model_copy(update={"faults": str(done.folder.faults)})
+    assembled = assemble(spec, Loaded.of(dataset, find_device(done.spec.runtime)))
     engine = populate([assembled])
     restore(assembled.simulation, checkpoint)
     engine.start(done.spec.runtime.workers)

@@ -11,12 +11,13 @@ from typing import Any
 from feda2l.errors import Busy, FedA2LError, RunFailed
 
 SCORES = ("accuracy", "mse", "mae", "test_loss")
-ROUND_COLUMNS = ("train_loss", *SCORES, *(f"local_{name}" for name in SCORES), "bytes_sent")
+MAIL = ("heard", "rejected")  # messages of others, under a fault plan
+ROUND_COLUMNS = ("train_loss", *SCORES, *(f"local_{name}" for name in SCORES), "bytes_sent", *MAIL)
 MULTIPLIERS = ("multiplier_min", "multiplier_max", "multiplier_change")
 MEAN_MODEL = ("mean_model_accuracy", "mean_model_mse", "mean_model_mae", "mean_model_loss")
 RUN_COLUMNS = (*MEAN_MODEL, "disagreement", *MULTIPLIERS)
 # of a round without evaluation
-UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", *MULTIPLIERS, "nodes", "layers"}
+UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", *MULTIPLIERS, *MAIL, "nodes", "layers"}
 LAYER_COLUMNS = ("rate", "multiplier", "sigma", "zeta")
 
 
@@ -28,6 +29,7 @@ class RunFolder:
         self.spec, self.environment, self.summary = path / "spec.toml", path / "environment.json", path / "summary.json"
         self.rounds, self.timings = path / "rounds.jsonl", path / "timings.jsonl"
         self.checkpoint, self.search = path / "checkpoint.safetensors", path / "search.json"
+        self.faults = path / "faults.toml"  # a copy of the fault plan, where there is one
         self.rounds_table, self.layers_table = path / "rounds.parquet", path / "layers.parquet"
         self._lock: int | None = None
 
@@ -138,7 +140,10 @@ class RunFolder:
 
 
 def round_columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The records as columns, a row a node and round; what belongs to the whole run is repeated on each row."""
+    """The records as columns, a row a node and round; what belongs to the whole run is repeated on each row.
+
+    A node that was away in a round has nulls in its own columns.
+    """
     records = list(records)
     columns: dict[str, list[Any]] = {name: [] for name in ("round", "node", *ROUND_COLUMNS, *RUN_COLUMNS)}
     for record in records:

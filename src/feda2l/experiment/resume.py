@@ -6,6 +6,7 @@ from typing import Any
 from feda2l.errors import FedA2LError
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.spec import Spec
+from feda2l.faults.plan import FaultPlan
 
 # what a resumed run may change: it goes on to more rounds, or in another place
 FREE = ("rounds", "runtime.device", "runtime.workers", "runtime.checkpoint_seconds")
@@ -36,6 +37,14 @@ def check_same_run(spec: Spec, saved: Spec, folder: RunFolder) -> None:
         )
     if spec.rounds < saved.rounds:
         raise FedA2LError(f"--resume: rounds = {spec.rounds} is less than the run's own {saved.rounds} ({folder.spec})")
+
+
+def check_same_faults(faults: FaultPlan | None, folder: RunFolder) -> None:
+    """The rounds that are done followed the folder's plan: the others must too."""
+    if faults is not None and folder.faults.exists() and folder.faults.read_text(encoding="utf-8") != faults.text:
+        raise FedA2LError(
+            f"--resume: the fault plan is not the one that this run began with, {folder.faults}; choose another --out"
+        )
 
 
 def _flat(spec: Spec) -> dict[str, Any]:

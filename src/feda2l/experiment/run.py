@@ -16,6 +16,7 @@ from feda2l.experiment.device import find_device
 from feda2l.experiment.pack import OnRound, Watch, run_packed
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.spec import Spec
+from feda2l.faults.plan import FaultPlan
 from feda2l.simulate.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
@@ -82,13 +83,21 @@ class Run:
         nodes = self.spec.data.nodes
         if node is not None and not 0 <= node < nodes:
             raise FedA2LError(f"--node {node}: the run has nodes 0 to {nodes - 1}")
+        there = self._present(int(saved["round"]))
         state = {}
         for key, value in saved.items():
             kind, _, name = key.partition(".")
             if kind in ("model", "buffers"):
-                mean = value.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else value[0]
+                own = value if len(there) == len(value) else value[there]
+                mean = own.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else own[0]
                 state[name] = mean if node is None else value[node].clone()
         return state
+
+    def _present(self, round: int) -> list[int]:
+        """Who took part in a round; a model that was left behind is no part of the mean."""
+        nodes = self.spec.data.nodes
+        plan = FaultPlan.load(self.folder.faults, nodes) if self.folder.faults.exists() else FaultPlan()
+        return [node for node in range(nodes) if not round or not plan.away(node, round)]
 
     def _table(self, path: Path) -> "polars.DataFrame":
         import polars

@@ -207,6 +207,7 @@ class Spec(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run's folder")
     seed: int = Field(default=1, ge=0, description="of the start and the batches")
     rounds: Count = Field(default=100, description="communication rounds")
+    faults: str | None = Field(default=None, description="a fault plan: who crashes, hangs or is not heard, and when")
     data: DataSpec = Field(default_factory=DataSpec)
     model: ModelSpec = Field(default_factory=ModelSpec)
     topology: TopologySpec = Field(default_factory=TopologySpec)

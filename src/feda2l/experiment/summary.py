@@ -39,6 +39,10 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
         summary["naive"] = naive(assembled.dataset, by_node=simulation.member.tests is not None)
     if simulation.algorithm.searches:
         summary["search"] = {"rates": simulation.notes["found"].tolist(), "rounds": search_rounds(assembled)}
+    if assembled.faults:
+        heard = [count for record in records for count in record["nodes"]["heard"]]
+        rejected = [count for record in records for count in record["nodes"]["rejected"] if count]
+        summary["faults"] = {"missed": heard.count(None), "alone": heard.count(0), "rejected": sum(rejected)}
     if simulation.diverged:
         where = simulation.diverged
         summary["diverged"] = {"round": where.round, "node": where.node, "layer": where.layer}

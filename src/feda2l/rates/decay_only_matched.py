@@ -54,7 +54,9 @@ def mean_multipliers(folder: str) -> list[float]:
         if not records.exists() and (table := Path(folder) / "layers.parquet").exists():
             return _from_table(table)
         rounds = [json.loads(line) for line in records.read_text().splitlines()]
-        return [float(torch.tensor(round["layers"]["multiplier"], dtype=torch.float64).mean()) for round in rounds]
+        # a node that was away in a round has no multiplier in it
+        there = [[row for row in round["layers"]["multiplier"] if None not in row] for round in rounds]
+        return [float(torch.tensor(rows, dtype=torch.float64).mean()) for rows in there]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise FedA2LError(f"rates.paired = {folder!r}: {records} cannot be read as a run's record: {error}") from error
 

@@ -51,6 +51,11 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
     if "search" in summary:
         rates, cost = summary["search"]["rates"], summary["search"]["rounds"]
         lines.append(f"base rates found: {min(rates):.3g} to {max(rates):.3g}, at the cost of {cost:.0f} rounds")
+    if faults := summary.get("faults"):
+        lines.append(
+            f"faults: {faults['missed']} rounds of nodes missed, {faults['alone']} spent alone, "
+            f"{faults['rejected']} messages refused"
+        )
     if (target := summary.get("target")) and target["round"]:
         time = f" after {target['seconds']:.1f} s" if "seconds" in target else ""
         lines.append(f"target {target[metric]:g} reached in round {target['round']}{time}")
@@ -71,8 +76,9 @@ def scores_table(scores: dict[str, Any], node: int | None) -> Table:
     for column in columns:
         table.add_column(column.removeprefix("test_"), justify="right")
 
-    def add(model: str, values: list[float], style: str | None = None) -> None:
-        table.add_row(model, *(f"{value:.4f}" for value in values), style=style)
+    def add(model: str, values: list[float | None], style: str | None = None) -> None:
+        # a node that is away, or has no sample to be scored on, has no score
+        table.add_row(model, *("-" if value is None else f"{value:.4f}" for value in values), style=style)
 
     for number in range(count):
         if node in (None, number):

@@ -18,7 +18,8 @@ def tensors(simulation: Simulation) -> dict[str, Tensor]:
     """Everything the next round depends on, by name: no time, host, path or rank in it.
 
     `model.NAME`, `optimizer.KIND.NAME` and `algorithm.KIND.NAME` are [nodes, *shape]; `algorithm.KEY` is the
-    algorithm's small state, `rates.KEY` the rule's.
+    algorithm's small state, `rates.KEY` the rule's. Under a fault plan `rates.NODE.KEY` is each node's own and
+    `message.NAME` what it published last; a node that is away stands as it was at the end of its last round.
     """
     state = {name: values.contiguous().cpu() for name, values in _views(simulation)}
     state |= {f"rates.{key}": value.contiguous() for key, value in simulation.rates.state_dict().items()}
@@ -26,11 +27,15 @@ def tensors(simulation: Simulation) -> dict[str, Tensor]:
 
 
 def save_checkpoint(simulation: Simulation, path: Path) -> None:
+    """Write down where a run is."""
+    write_checkpoint(tensors(simulation), path)
+
+
+def write_checkpoint(state: dict[str, Tensor], path: Path) -> None:
     """Replace the checkpoint at once and for good: after a crash there is the old one or the new one."""
     temporary = path.with_suffix(".partial")
     try:
         with open(temporary, "wb") as file:
-            state = tensors(simulation)
             file.write(save(state, {"sha256": _digest(state)}))
             file.flush()
             os.fsync(file.fileno())
@@ -100,3 +105,4 @@ def _views(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
         yield f"algorithm.{name}", values
     for name, values in population.buffers.items():
         yield f"buffers.{name}", values[rows]
+    yield from simulation.kept().items()

@@ -1,6 +1,6 @@
 """One run of a pack: its rows of the population, who they talk to, and how their rates move."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -65,7 +65,10 @@ class Simulation:
     same: list[int] = field(init=False)  # for each node the first that holds the same model
 
     def __post_init__(self) -> None:
-        self.rates = self.rule.start(self.setting)
+        self.rates = self.start_rates(self.setting)
+
+    def start_rates(self, setting: Setting) -> Rates:
+        return self.rule.start(setting)
 
     def join(self, population: Population, start: int, number: int) -> None:
         """Take rows `start`... of a population."""
@@ -81,9 +84,8 @@ class Simulation:
 
     def rebase(self, rates: list[float]) -> None:
         """Start the rate rule again from base rates that were found, one a node."""
-        base = math.exp(math.fsum(map(math.log, rates)) / len(rates))
-        setting = replace(self.setting, base=base, factors=tuple(rate / base for rate in rates))
-        self.rates = self.rule.start(setting)
+        setting = replace(self.setting, base=1.0, factors=tuple(rates))
+        self.rates = self.start_rates(setting)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -116,10 +118,19 @@ class Simulation:
     def active(self) -> bool:
         return self.diverged is None and self.round < self.rounds
 
+    def present(self, round: int) -> Sequence[int]:
+        """Who takes part in a round: everyone, unless there are faults."""
+        return range(self.nodes)
+
+    @property
+    def there(self) -> Sequence[int]:
+        """Who took part in the round that was just completed; before the first, everyone."""
+        return self.present(self.round) if self.round else range(self.nodes)
+
     @property
     def agreed(self) -> bool:
-        """Do all nodes hold the same model?"""
-        return len(set(self.same)) == 1
+        """Do all nodes that are there hold the same model?"""
+        return len({self.same[node] for node in self.there}) == 1
 
     @property
     def due(self) -> bool:
@@ -140,17 +151,21 @@ class Simulation:
             beside += sum(population.buffers[name][0].numel() for name in self.averaged)
         return self.algorithm.message_bytes(parameters, width) + 4 * beside
 
+    def rejoin(self) -> None:
+        """Before a round: bring back those that were away."""
+
     def jobs(self) -> list[TrainJob]:
-        """The training of the coming round: one job a node."""
+        """The training of the coming round: one job a node that is there."""
+        rates, momentum = self.rates.rates.tolist(), self.used_momentum
         return [
             TrainJob(
                 self.start + node,
                 self.number,
                 node,
                 self.round + 1,
-                Hyperparameters([layer_rates[layer] for layer in self.slots], self.used_momentum),
+                Hyperparameters([rates[node][layer] for layer in self.slots], momentum),
             )
-            for node, layer_rates in enumerate(self.rates.rates.tolist())
+            for node in self.present(self.round + 1)
         ]
 
     @property
@@ -159,14 +174,18 @@ class Simulation:
         return self.momentum if self.rates.momentum is None else self.rates.momentum
 
     def divergence(self, losses: list[float]) -> Tensor:
-        """sigma of the round that was just trained; a state that is not finite ends the run."""
+        """sigma of the round that was just trained; a state that is not finite ends the run.
+
+        The losses are of those that are there; the sigma of others means nothing.
+        """
         base, trained = self.population.base[self.rows], self.population.trained[self.rows]
         sigma = self.columns.divergence(base, trained)
         self.moved = self.columns.movement(base, trained) if self.rule.measure.movement else None
-        broken = (~(sigma.isfinite() & torch.tensor(losses).isfinite().unsqueeze(1))).nonzero()
+        there = list(self.present(self.round + 1))
+        broken = (~(sigma[there].isfinite() & torch.tensor(losses).isfinite().unsqueeze(1))).nonzero()
         if len(broken):
-            node, layer = broken[0].tolist()
-            self.diverged = Divergence(self.round + 1, node, self.layers[layer].name)
+            place, layer = broken[0].tolist()
+            self.diverged = Divergence(self.round + 1, there[place], self.layers[layer].name)
         return sigma
 
     def mix(self) -> None:
@@ -175,7 +194,8 @@ class Simulation:
         base, trained = population.base[self.rows], population.trained[self.rows]
         own = self._own()
         sent = algorithm.publish(own)
-        mixing = self._reweighed(sent) if algorithm.overrides("weigh") else self.mixing
+        mixing = self._reweighed(sent) if algorithm.overrides("weigh") else self.network_in(round)
+        self.keep(sent, mixing)
         if algorithm.averages_plainly:
             aggregate(mixing, round, trained, base)
         else:
@@ -187,6 +207,17 @@ class Simulation:
                     aggregate_in_place(mixing, round, population.buffers[name][self.rows])
         if self.momentum_state == "reset":
             population.steps[self.rows] = 0  # Adam corrects its averages by their age
+
+    def network_in(self, round: int) -> Mixing:
+        """Who hears whom in a round."""
+        return self.mixing
+
+    def keep(self, sent: dict[str, Tensor], mixing: Mixing) -> None:
+        """Remember what was published, for those who come back later; nobody does where there are no faults."""
+
+    def kept(self) -> dict[str, Tensor]:
+        """What a checkpoint holds beside models, memory and rates, [nodes, ...] each."""
+        return {}
 
     def _own(self) -> Own:
         population, training = self.population, self.member.training
@@ -213,11 +244,12 @@ class Simulation:
         Nodes that hear the same from the same state come to the same: on a full graph one computes for all.
         """
         round, samples, weights = self.round + 1, self.samples, list[Tensor]()
+        mixing = self.network_in(round)
         notes = [values.nan_to_num(nan=-torch.inf) for values in self.notes.values()]  # not a number equals nothing
         same = _first_equal([self.population.base[self.rows], *notes])
         seen: dict[tuple[int, tuple[int, ...]], int] = {}
         for node in range(self.nodes):
-            ids, _ = self.mixing.row(node, round)
+            ids, _ = mixing.row(node, round)
             twin = seen.setdefault((same[node], ids), node)
             if twin != node:
                 weights.append(weights[twin])
@@ -227,7 +259,7 @@ class Simulation:
             near = Neighbourhood(
                 node,
                 ids,
-                self.mixing.given(node, round),
+                mixing.given(node, round),
                 samples[list(ids)],
                 self.population.base[self.start + node],
                 {name: values[node] for name, values in self.notes.items()},
@@ -235,7 +267,7 @@ class Simulation:
                 self.all_columns.movement,
             )
             weights.append(self.algorithm.weigh(near))
-        return self.mixing.reweighed(weights, round)
+        return mixing.reweighed(weights, round)
 
     def adapt(self, sigma: Tensor) -> dict[str, Any]:
         """Measure zeta, set the next rates, complete the round; what there is to record of the layers."""
@@ -253,6 +285,10 @@ class Simulation:
         sent: list[int] = bytes_sent(self.mixing, self.round, self.message * self.algorithm.gossip).tolist()
         return sent
 
+    def mail(self) -> dict[str, list[int | None]]:
+        """What else a round's record says of each node: of how many others it took the message, where some may fail."""
+        return {}
+
     def compare(self) -> None:
         """Find which nodes hold the same model; where not all do, write the mean model where the engine finds it."""
         population = self.population
@@ -260,16 +296,23 @@ class Simulation:
         self.same = _first_equal([population.base[self.rows], *(values[self.rows] for values in buffers.values())])
         if self.agreed:
             return
-        population.mean[self.number] = _mean(population.base[self.rows])
+        population.mean[self.number] = _mean(self._of_those_there(population.base))
         for name, values in buffers.items():
-            own = values[self.rows]
+            own = self._of_those_there(values)
             population.mean_buffers[name][self.number] = _mean(own) if own.is_floating_point() else own[0]
 
     def disagreement(self) -> Tensor:
         """D of each layer: (1/N) sum_i ||theta_i - mean||^2 of the aggregated models; 0 where all are equal."""
         if self.agreed:
             return torch.zeros(len(self.layers), dtype=torch.float64)
-        return self.all_columns.disagreement(self.population.base[self.rows], self.population.mean[self.number])
+        return self.all_columns.disagreement(
+            self._of_those_there(self.population.base), self.population.mean[self.number]
+        )
+
+    def _of_those_there(self, matrix: Tensor) -> Tensor:
+        """The rows of the nodes that took part in the last round."""
+        rows, there = matrix[self.rows], list(self.there)
+        return rows if len(there) == self.nodes else rows[there]
 
 
 def _first_equal(matrices: list[Tensor]) -> list[int]:

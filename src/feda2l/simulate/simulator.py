@@ -2,14 +2,16 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from feda2l.simulate.engine import ERRORS, Engine, Score, ScoreJob
 from feda2l.simulate.simulation import Simulation
+
+T = TypeVar("T")
 
 
 class Completed(NamedTuple):
@@ -35,15 +37,14 @@ class Simulator:
 
     def _round(self, active: list[Simulation]) -> list[Completed]:
         clock = _Clock()
-        jobs = [job for simulation in active for job in simulation.jobs()]
-        losses = self.engine.train(jobs)
+        for simulation in active:
+            simulation.rejoin()
+        jobs = [simulation.jobs() for simulation in active]
+        losses = iter(self.engine.train([job for own_jobs in jobs for job in own_jobs]))
         shared = clock.lap()
         completed: list[Completed] = []
-        position = 0
-        for simulation in active:
-            own = losses[position : position + simulation.nodes]
-            own_jobs = jobs[position : position + simulation.nodes]
-            position += simulation.nodes
+        for simulation, own_jobs in zip(active, jobs, strict=True):
+            own = [next(losses) for _ in own_jobs]
             sigma = simulation.divergence(own)
             adapting = clock.lap()
             if simulation.diverged:
@@ -69,7 +70,10 @@ class Simulator:
         return completed
 
     def _evaluate(self, simulations: list[Simulation]) -> dict[int, dict[str, list[Score]]]:
-        """The scores of every node and of the mean model, by run; a model that several nodes hold is scored once."""
+        """The scores of every node that is there and of their mean model, by run.
+
+        A model that several nodes hold is scored once.
+        """
         jobs: dict[ScoreJob, int] = {}
 
         def number(job: ScoreJob) -> int:
@@ -77,11 +81,11 @@ class Simulator:
 
         wanted: dict[int, dict[str, list[int]]] = {}
         for simulation in simulations:
-            run, parts = simulation.number, wanted.setdefault(simulation.number, {})
+            run, parts, there = simulation.number, wanted.setdefault(simulation.number, {}), simulation.there
             if simulation.on != "local":
                 # nodes with test samples of their own answer for those, also where they hold one model
-                whose = range(simulation.nodes) if simulation.member.tests else [None] * simulation.nodes
-                asked = [(simulation.start + node, node) for node in simulation.same]
+                whose = there if simulation.member.tests else [None] * len(there)
+                asked = [(simulation.start + simulation.same[node], simulation.same[node]) for node in there]
                 parts["global"] = [
                     number(ScoreJob(row, run, node, local=False, whose=part))
                     for (row, node), part in zip(asked, whose, strict=True)
@@ -92,9 +96,7 @@ class Simulator:
                 if not simulation.member.tests:
                     parts["mean"] = parts["mean"][:1]
             if simulation.on != "global":
-                parts["local"] = [
-                    number(ScoreJob(simulation.start + node, run, node, local=True)) for node in range(simulation.nodes)
-                ]
+                parts["local"] = [number(ScoreJob(simulation.start + node, run, node, local=True)) for node in there]
         scores = self.engine.score(list(jobs))
         return {run: {key: [scores[i] for i in ids] for key, ids in parts.items()} for run, parts in wanted.items()}
 
@@ -115,39 +117,49 @@ def _record(simulation: Simulation, losses: list[float], layers: dict[str, Any])
     disagreement, sent = simulation.disagreement(), simulation.bytes_sent()
     return {
         "round": simulation.round,
-        "train_loss": _mean(losses),
+        "train_loss": mean(losses),
         "disagreement": float(disagreement.sum()),
         "bytes_sent": sum(sent),
         "multiplier_min": simulation.multiplier_range[0],
         "multiplier_max": simulation.multiplier_range[1],
         "multiplier_change": simulation.multiplier_change,
-        "nodes": {"train_loss": losses, "bytes_sent": sent},
+        "nodes": {"train_loss": _spread(simulation, losses), "bytes_sent": sent} | simulation.mail(),
         "layers": {"name": [layer.name for layer in simulation.layers], "disagreement": disagreement.tolist()} | layers,
     }
 
 
 def _add_scores(simulation: Simulation, record: dict[str, Any], scores: dict[str, list[Score]]) -> None:
     """Put an evaluated round's figures into its record: of every node, their mean, of the mean model."""
-    nodes = record["nodes"]
-    member = simulation.member
-    tested = [len(member.test)] * simulation.nodes if member.tests is None else [len(own) for own in member.tests]
-    held = [len(chosen) for chosen in member.local]
+    member, there = simulation.member, simulation.there
+    tested = [len(member.test) if member.tests is None else len(member.tests[node]) for node in there]
+    held = [len(member.local[node]) for node in there]
     main = "local" if simulation.on == "local" else "global"
     for part, prefix in ((main, ""), *([("local", "local_")] if simulation.on == "both" else [])):
         sizes = tested if part == "global" else held
         found = [_measured(score, size, member.classes) for score, size in zip(scores[part], sizes, strict=True)]
-        first, *others = next(filter(None, found))
-        for name in (first, *others):
-            nodes[prefix + name] = [values[name] if values else None for values in found]
-            record[prefix + name] = _mean([values[name] for values in found if values])
-        values = [values[first] for values in found if values]
-        record[f"{prefix}{first}_std"] = float(torch.tensor(values, dtype=torch.float64).std(correction=0))
-        record[f"{prefix}{first}_worst"] = min(values) if first == "accuracy" else max(values)
+        add_scores(record, prefix, _spread(simulation, found))
     if "mean" in scores:
         asked = zip(scores["mean"], tested, strict=False)  # one score where all nodes share the test set
         found = [_measured(score, size, member.classes) for score, size in asked]
-        for name in next(filter(None, found)):
-            record["mean_model_" + name.removeprefix("test_")] = _mean([values[name] for values in found if values])
+        for name in next(filter(None, found), {}):
+            record["mean_model_" + name.removeprefix("test_")] = mean([values[name] for values in found if values])
+
+
+def add_scores(record: dict[str, Any], prefix: str, found: Sequence[Mapping[str, float] | None]) -> None:
+    """Put what was measured at every node into a record, and what it comes to: mean, spread and worst.
+
+    `found` holds nothing for a node that was away or has no sample to be scored on.
+    """
+    measured = [values for values in found if values]
+    if not measured:
+        return
+    first, *others = measured[0]
+    for name in (first, *others):
+        record["nodes"][prefix + name] = [values[name] if values else None for values in found]
+        record[prefix + name] = mean([values[name] for values in measured])
+    values = [values[first] for values in measured]
+    record[f"{prefix}{first}_std"] = float(torch.tensor(values, dtype=torch.float64).std(correction=0))
+    record[f"{prefix}{first}_worst"] = min(values) if first == "accuracy" else max(values)
 
 
 def _measured(score: Score, size: int, classes: int | None) -> dict[str, float]:
@@ -168,11 +180,20 @@ def _class_accuracy(simulation: Simulation, scores: dict[str, list[Score]]) -> l
     device = simulation.population.device
     targets = member.test.targets(torch.arange(len(member.test), device=device))
     counts = torch.bincount(targets, minlength=member.classes).tolist()
-    right = [_mean([score.tally[c] for score in scores["global"]]) for c in range(member.classes)]
+    right = [mean([score.tally[c] for score in scores["global"]]) for c in range(member.classes)]
     return [hits / n if n else None for hits, n in zip(right, counts, strict=True)]
 
 
-def _mean(values: Sequence[float]) -> float:
+def _spread(simulation: Simulation, values: Sequence[T]) -> list[T | None]:
+    """Values of the nodes that were there, by node: None for the others."""
+    spread: list[T | None] = [None] * simulation.nodes
+    for node, value in zip(simulation.there, values, strict=True):
+        spread[node] = value
+    return spread
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean over nodes of a figure."""
     return math.fsum(values) / len(values)  # exact: plain sums differ between Python versions
 
 

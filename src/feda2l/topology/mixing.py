@@ -5,7 +5,7 @@ then each sum (no fused multiply-add), and the sum starts with the first product
 has the same bits in every runtime, for any number of rows, columns or threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict
@@ -120,6 +120,20 @@ class Mixing:
         period = list(self._period)
         phase = self.topology.phase(round)
         period[phase] = period[phase]._replace(weights=torch.cat(list(weights)).double().numpy())
+        return replace(self, _period=tuple(period), _plans={})
+
+    def with_rows(self, rows: Mapping[int, tuple[Sequence[int], Tensor]], round: int) -> "Mixing":
+        """The same network with other rows of W in `round`: whom a node hears, ascending, and how much each weighs."""
+        period = list(self._period)
+        phase = self.topology.phase(round)
+        old = period[phase]
+        ids, weights = [], []
+        for node, (start, stop) in enumerate(pairwise(old.offsets)):
+            near, given = rows[node] if node in rows else (old.ids[start:stop], None)
+            ids.append(np.asarray(near, dtype=np.int64))
+            weights.append(old.weights[start:stop] if given is None else given.numpy())
+        offsets = np.concatenate([[0], np.cumsum([len(near) for near in ids])])
+        period[phase] = _Rows(offsets, np.concatenate(ids), np.concatenate(weights), old.mass)
         return replace(self, _period=tuple(period), _plans={})
 
     def groups(self, round: int = 1) -> Tensor:

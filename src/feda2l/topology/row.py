@@ -1,4 +1,4 @@
-"""One row of W over those a node really hears: what a peer weighs with, and a simulated node whose neighbours are absent."""
+"""One row of W over those a node really hears: what a peer weighs with, and a simulated node under faults."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -29,11 +29,16 @@ def row_weights(
     - `uniform`: 1 / how many are present;
     - `metropolis`: as it was, and what the absent ones would have got is the node's own: W stays symmetric where
       absence is mutual;
-    - with `push` as it was: what an absent node would have given is lost with its mass, so the ratio stays an average.
+    - with `push` as it was, and the node keeps what it would have given one that it does not hear: absence is mostly
+      mutual, and mass that goes nowhere would fade from the network round by round (steps go with share / mass).
     """
     there = np.array([voice.id in present for voice in closed])
     if push and weights != "metropolis":
-        return torch.from_numpy((1 / (1 + np.array([voice.heard_by for voice in closed])))[there])
+        given = 1 / (1 + np.array([voice.heard_by for voice in closed]))
+        own = np.array([voice.id == node for voice in closed])
+        # no more than it would have given to all of its listeners: it has as much as it had, at most
+        given[own] *= 1 + min((~there).sum(), *(voice.heard_by for voice in closed if voice.id == node))
+        return torch.from_numpy(given[there])
     if weights == "samples":
         samples = np.array([voice.samples for voice in closed], dtype=np.int64)[there]
         return torch.from_numpy(samples / samples.sum())
@@ -47,3 +52,15 @@ def row_weights(
     if not there.all():
         values[own] += values[~there].sum()
     return torch.from_numpy(values[there])
+
+
+def mean_weights(
+    weights: str, node: int, closed: Sequence[Voice], present: Collection[int], *, push: bool = False
+) -> Tensor:
+    """The weights of a mean of those of a closed neighbourhood that are `present`; the node itself need not be.
+
+    They are `row_weights`, made to sum to 1 where these need not: what a node that comes back takes its neighbours'
+    models with.
+    """
+    given = row_weights(weights, node, closed, present, push=push)
+    return given / given.sum() if push or weights == "metropolis" else given

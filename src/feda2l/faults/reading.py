@@ -1,0 +1,168 @@
+"""Reading a fault plan: every mistake is put down to its file and its entry, with what would be right."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from feda2l.errors import FedA2LError
+from feda2l.experiment.reading import read_toml
+from feda2l.faults.plan import DEADLINE, KINDS, Fault, FaultPlan
+from feda2l.names import nearest
+
+# the keys of each kind beside `kind` and `round`: those it needs, those it may have
+KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "crash": (("node",), ()),
+    "restart": (("node",), ()),
+    "hang": (("node",), ("rounds", "seconds")),
+    "delay": (("node", "seconds"), ("rounds",)),
+    "drop": (("node",), ("rounds", "to")),
+    "corrupt": (("node",), ("rounds", "to")),
+    "split": (("sides",), ("rounds",)),
+    "rejoin": (("node",), ()),
+}
+
+
+def read_plan(path: str | Path, nodes: int) -> FaultPlan:
+    """The plan in a TOML file, for a network of so many nodes."""
+    values = read_toml(path)
+    for key in values:
+        if key not in ("fault", "deadline"):
+            raise FedA2LError(f"{path}: {key}: unknown key; {nearest(key, ('fault', 'deadline'))}")
+    deadline, entries = values.get("deadline", DEADLINE), values.get("fault", [])
+    if not _is_number(deadline) or not 0 < deadline < float("inf"):
+        raise FedA2LError(f"{path}: deadline = {deadline!r}: must be seconds above 0")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise FedA2LError(f"{path}: fault: write every fault as a table of its own, under [[fault]]")
+    faults = [fault for number, values in enumerate(entries, 1) for fault in _Entry(path, number, values, nodes).read()]
+    plan = FaultPlan(tuple(faults), float(deadline), Path(path).read_text(encoding="utf-8"))
+    _check_order(path, entries, plan, nodes)
+    return plan
+
+
+class _Entry:
+    """One `[[fault]]` of a file."""
+
+    def __init__(self, path: str | Path, number: int, values: Mapping[str, Any], nodes: int) -> None:
+        self.path, self.number, self.values, self.nodes = path, number, values, nodes
+
+    def read(self) -> list[Fault]:
+        """A fault for each node that the entry names."""
+        kind = self.values.get("kind")
+        if kind is None:
+            self.refuse(f"kind is missing; it is one of {', '.join(KINDS)}")
+        if not isinstance(kind, str) or kind not in KINDS:
+            self.refuse(f"kind = {kind!r} is unknown; {nearest(str(kind), KINDS)}")
+        needed, allowed = KEYS[kind]
+        for key in self.values:
+            if key not in ("kind", "round", *needed, *allowed):
+                self.refuse(f"{key}: unknown key; {nearest(key, ('kind', 'round', *needed, *allowed))}")
+        for key in ("round", *needed):
+            if key not in self.values:
+                self.refuse(f"{key} is missing")
+        round = self._count("round")
+        rest: dict[str, Any] = {"rounds": self._count("rounds")} if "rounds" in self.values else {}
+        if "seconds" in self.values:
+            rest["seconds"] = self._seconds()
+        if kind == "split":
+            return [Fault("split", round, sides=self._sides(), **rest)]
+        named = self.values["node"]
+        senders = self._nodes("node", named if isinstance(named, list) else [named])
+        if "to" in self.values:
+            rest["to"] = frozenset(self._listeners(senders))
+        if kind == "rejoin" and round == 1:
+            self.refuse("round = 1: before it there is no message to take up; use round 2 or later")
+        return [Fault(kind, round, node=node, **rest) for node in senders]
+
+    def refuse(self, problem: str) -> NoReturn:
+        kind = self.values.get("kind")
+        what = f" ({kind})" if isinstance(kind, str) else ""
+        raise FedA2LError(f"{self.path}: fault {self.number}{what}: {problem}")
+
+    def _count(self, key: str) -> int:
+        value = self.values[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self.refuse(f"{key} = {value!r}: must be a whole number, 1 or more")
+        return value
+
+    def _seconds(self) -> float:
+        value = self.values["seconds"]
+        if not _is_number(value) or not 0 <= value < float("inf"):
+            self.refuse(f"seconds = {value!r}: must be 0 or more")
+        return float(value)
+
+    def _nodes(self, key: str, values: Any) -> list[int]:
+        if not isinstance(values, list) or not values:
+            self.refuse(f"{key} = {values!r}: must name at least one node, as in [0, 1]")
+        for value in values:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < self.nodes:
+                self.refuse(f"{key} = {value!r}: there is no such node; they are 0 to {self.nodes - 1}")
+        twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
+        if twice is not None:
+            self.refuse(f"{key}: node {twice} is named twice")
+        return list(values)
+
+    def _listeners(self, senders: list[int]) -> list[int]:
+        listeners = self._nodes("to", self.values["to"])
+        own = next((node for node in listeners if node in senders), None)
+        if own is not None:
+            self.refuse(f"to: node {own} is the sender, and needs no message of itself")
+        return listeners
+
+    def _sides(self) -> tuple[frozenset[int], ...]:
+        sides = self.values["sides"]
+        if not isinstance(sides, list) or len(sides) < 2:
+            self.refuse(f"sides = {sides!r}: must be two lists of nodes or more, as in [[0, 1], [2, 3]]")
+        found: list[list[int]] = []
+        for side in sides:
+            if side == []:
+                self.refuse("sides: a side is empty; name the nodes on each")
+            found.append(self._nodes("sides", side))
+        everyone = [node for side in found for node in side]
+        twice = next((node for place, node in enumerate(everyone) if node in everyone[:place]), None)
+        if twice is not None:
+            self.refuse(f"sides: node {twice} is on two sides")
+        return tuple(map(frozenset, found))
+
+
+def _check_order(path: str | Path, entries: list[dict[str, Any]], plan: FaultPlan, nodes: int) -> None:
+    """Refuse what no node can do: die twice, come back without having gone, and all be gone at once."""
+
+    def refuse(fault: Fault, problem: str) -> NoReturn:
+        number = next(
+            n
+            for n, entry in enumerate(entries, start=1)
+            if entry["kind"] == fault.kind
+            and entry["round"] == fault.round
+            and fault.node in (entry["node"] if isinstance(entry["node"], list) else [entry["node"]])
+        )
+        raise FedA2LError(f"{path}: fault {number} ({fault.kind}): {problem}")
+
+    goes = [fault for fault in plan.faults if fault.kind in ("crash", "hang", "restart")]
+    for node in sorted({fault.node for fault in goes}):
+        own = sorted((fault for fault in goes if fault.node == node), key=lambda f: (f.round, f.kind != "restart"))
+        dead_since: int | None = None
+        free = 1  # the first round in which the node is there again
+        for fault in own:
+            if fault.kind == "restart":
+                if dead_since is None:
+                    refuse(fault, f"node {node} has not crashed before round {fault.round}, so it cannot come back")
+                dead_since, free = None, fault.round
+                continue
+            if dead_since is not None:
+                refuse(fault, f"node {node} is dead since round {dead_since}; restart it first")
+            if fault.round < free:
+                refuse(fault, f"node {node} hangs until round {free - 1}; faults of a node must not overlap")
+            if fault.kind == "crash":
+                dead_since = fault.round
+            else:
+                free = fault.round + fault.rounds
+    for fault in plan.faults:
+        if fault.kind == "rejoin" and plan.away(fault.node, fault.round):
+            refuse(fault, f"node {fault.node} is away in round {fault.round}")
+    for fault in sorted(goes, key=lambda fault: fault.round):
+        if fault.kind != "restart" and all(plan.away(node, fault.round) for node in range(nodes)):
+            refuse(fault, f"in round {fault.round} nobody is left; keep at least one node")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

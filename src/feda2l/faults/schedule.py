@@ -1,0 +1,107 @@
+"""A fault plan on a network: who is there in a round, whom each hears, and with which weights."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from feda2l.faults.plan import FaultPlan, Return
+from feda2l.topology import Mixing
+from feda2l.topology.row import Voice, mean_weights, row_weights
+
+
+class Comeback(NamedTuple):
+    """A node that starts a round from messages of the round before: whose they are, ascending, and their weights."""
+
+    kind: Return
+    ids: tuple[int, ...]
+    weights: Tensor  # float64, of sum 1
+
+
+class Round(NamedTuple):
+    """What faults leave of a round."""
+
+    present: tuple[int, ...]
+    mixing: Mixing  # a node that is away hears itself alone
+    heard: tuple[int, ...]  # by each node: of how many others it takes the message
+    rejected: tuple[int, ...]  # and how many it refuses
+    alone: frozenset[int]  # those that are there, have neighbours and hear none of them
+    sent: tuple[int, ...]  # by each node: how many messages arrive, whole or broken
+
+
+class Schedule:
+    """The rounds of a network under a plan."""
+
+    def __init__(self, plan: FaultPlan, mixing: Mixing, samples: Sequence[int]) -> None:
+        self.plan, self.mixing, self.samples = plan, mixing, samples
+        self.nodes = mixing.topology.nodes
+        self._last: tuple[object, Round] | None = None
+        self._voices: dict[int, list[Voice]] = {}  # of all nodes, by phase
+
+    def round(self, number: int) -> Round:
+        """Rounds in which the same faults hold are computed once."""
+        holds = (*(fault.holds(number) for fault in self.plan.faults), *map(bool, self._away(number)))
+        key = self.mixing.topology.phase(number), holds
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._make(number)
+        return self._last[1]
+
+    def comebacks(self, number: int) -> dict[int, Comeback]:
+        """Who starts this round from others' messages; one whom none of them reaches goes on from what it has."""
+        found = {}
+        for node in range(self.nodes):
+            kind = self.plan.rejoins(node, number)
+            if kind is None:
+                continue
+            before = number - 1  # messages are of that round, and so is what befell them
+            closed, _ = self.mixing.row(node, before)
+            reached = [j for j in closed if j != node and self.plan.reaches(j, node, before)]
+            if not reached:
+                continue
+            ids = tuple(sorted([*reached, node])) if kind == "with_own" and self.spoke(node, before) else tuple(reached)
+            voices = self._closed(closed, before)
+            weights = mean_weights(self.mixing.weights, node, voices, ids, push=self.mixing.push)
+            found[node] = Comeback(kind, ids, weights)
+        return found
+
+    def spoke(self, node: int, number: int) -> bool:
+        """Did the node ever publish a message, up to this round?"""
+        return any(not self.plan.away(node, round) for round in range(number, 0, -1))
+
+    def _away(self, number: int) -> list[bool]:
+        return [self.plan.away(node, number) for node in self.plan.absences]
+
+    def _make(self, number: int) -> Round:
+        plan, mixing = self.plan, self.mixing
+        present = tuple(node for node in range(self.nodes) if not plan.away(node, number))
+        rows: dict[int, tuple[tuple[int, ...], Tensor]] = {}
+        heard, rejected, sent = [0] * self.nodes, [0] * self.nodes, [0] * self.nodes
+        alone = set()
+        for node in range(self.nodes):
+            closed, _ = mixing.row(node, number)
+            near = tuple(j for j in closed if j == node or plan.hears(node, j, number))
+            heard[node] = len(near) - 1
+            broken = [j for j in closed if j != node and plan.rejects(node, j, number)]
+            rejected[node] = len(broken)
+            for j in (*near, *broken):
+                sent[j] += j != node
+            if len(near) == len(closed):
+                continue
+            voices = self._closed(closed, number)
+            rows[node] = near, row_weights(mixing.weights, node, voices, near, push=mixing.push)
+            if len(near) == 1 and not plan.away(node, number):
+                alone.add(node)
+        left = mixing.with_rows(rows, number) if rows else mixing
+        return Round(present, left, tuple(heard), tuple(rejected), frozenset(alone), tuple(sent))
+
+    def _closed(self, closed: Sequence[int], number: int) -> list[Voice]:
+        """What those of a closed neighbourhood tell of themselves."""
+        graph = self.mixing.topology
+        phase = graph.phase(number)
+        if phase not in self._voices:
+            heard_by = self.mixing.messages(number).tolist()
+            self._voices[phase] = [
+                Voice(node, self.samples[node], len(graph.neighbours(node, number)), heard_by[node])
+                for node in range(self.nodes)
+            ]
+        return [self._voices[phase][node] for node in closed]

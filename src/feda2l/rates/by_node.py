@@ -1,0 +1,72 @@
+"""A rate rule at work in every node by itself: where nodes miss rounds, their histories differ in length."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from feda2l.equations import Signals
+from feda2l.rates.base import Rates, Rule, Setting
+
+
+class RatesByNode(Rates):
+    """One `Rates` a node, as peers have them: the same bits as one for all while nobody misses a round.
+
+    >>> from feda2l.rates import RULES
+    >>> rates = RatesByNode(RULES["step"](step_size=1, gamma=0.5), Setting(0.1, ("a",), nodes=(0, 1)))
+    >>> rates.skip(1, nodes=[1])
+    >>> rates.rates.flatten().tolist()
+    [0.1, 0.05]
+    """
+
+    def __init__(self, rule: Rule, setting: Setting) -> None:
+        super().__init__(setting)
+        self.own = [rule.start(one) for one in _one_by_one(setting)]
+        self._gather()
+
+    def step(self, round: int, signals: Signals, nodes: Sequence[int] | None = None) -> None:
+        """End the round of these nodes (all, unless told): `signals` has a row for each node, there or not."""
+        for node in range(len(self.own)) if nodes is None else nodes:
+            rows = (None if values is None else values[node : node + 1] for values in signals)
+            self.own[node].step(round, Signals(*rows))  # type: ignore[arg-type]
+        self._gather()
+
+    def skip(self, round: int, nodes: Sequence[int] | None = None) -> None:
+        for node in range(len(self.own)) if nodes is None else nodes:
+            self.own[node].skip(round)
+        self._gather()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Each node's state under its network's number: `3.divergence_history` is [rounds, 1, layers] of node 3."""
+        return {
+            f"{id}.{key}": value
+            for id, own in zip(self.setting.nodes, self.own, strict=True)
+            for key, value in own.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for id, own in zip(self.setting.nodes, self.own, strict=True):
+            prefix = f"{id}."
+            own.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        self._gather()
+
+    def _gather(self) -> None:
+        """The rates of all, as rows."""
+        self.base = torch.cat([own.base for own in self.own])
+        self.rates = torch.cat([own.rates for own in self.own])
+        self.multiplier = torch.cat([own.multiplier for own in self.own])
+        self.momentum = self.own[0].momentum
+
+
+def _one_by_one(setting: Setting) -> Iterator[Setting]:
+    """The setting of each node alone."""
+    for place, id in enumerate(setting.nodes):
+        part = slice(place, place + 1)
+        yield replace(
+            setting,
+            nodes=(id,),
+            steps=setting.steps[part],
+            near_steps=setting.near_steps[part],
+            factors=setting.factors[part],
+        )

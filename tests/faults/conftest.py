@@ -1,0 +1,27 @@
+"""Sums in these tests are made by one thread, as in every runtime."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(one_thread_each: None) -> None:
+    """For every test of this folder."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Callable[..., str]:
+    """`plan("crash node=1 round=3", ...)`: the path of a plan with these faults; values are TOML."""
+
+    def write(*faults: str, head: str = "") -> str:
+        path = tmp_path / "faults.toml"
+        lines = [head]
+        for fault in faults:
+            kind, *pairs = fault.split(" ")
+            lines += ["[[fault]]", f'kind = "{kind}"', *(pair.replace("=", " = ", 1) for pair in pairs)]
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    return write
