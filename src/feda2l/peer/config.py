@@ -65,7 +65,7 @@ class LogConfig(Section):
     """How much log is kept."""
 
     megabytes: Positive = Field(default=10.0, description="of one file")
-    files: Count = Field(default=5, description="older files that are kept")
+    files: Count = Field(default=5, description="files that are kept, the current one among them")
 
 
 class NodeConfig(Section):
@@ -98,8 +98,8 @@ class NodeConfig(Section):
     def _distinct(cls, neighbours: tuple[NeighbourConfig, ...]) -> tuple[NeighbourConfig, ...]:
         for key in ("name", "id"):
             values = [getattr(neighbour, key) for neighbour in neighbours]
-            if twice := next((value for value in values if values.count(value) > 1), None):
-                raise FedA2LError(f"neighbours: {key} = {twice!r} is given twice")
+            if twice := [value for value in values if values.count(value) > 1]:
+                raise FedA2LError(f"neighbours: {key} = {twice[0]!r} is given twice")
         return neighbours
 
     @model_validator(mode="after")

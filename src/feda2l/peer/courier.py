@@ -10,9 +10,9 @@ from torch import Tensor
 
 from feda2l.peer.certificates import Authority, Identity
 from feda2l.peer.mailbox import NEWEST, Mailbox, Message
-from feda2l.peer.message import HEAD_LIMIT, PROTOCOL, Head, seal, unseal
+from feda2l.peer.message import HEAD_LIMIT, MOST, PROTOCOL, Head, seal, unseal
 from feda2l.peer.neighbours import Neighbour
-from feda2l.peer.payload import Template, digest, norm, pack, unpack
+from feda2l.peer.payload import Template, digest, pack, unpack
 from feda2l.peer.refused import Refused
 from feda2l.peer.transport import Transport
 
@@ -57,14 +57,20 @@ class Courier:
         *,
         identity: Identity | None = None,
         authority: Authority | None = None,
+        rounds: int = MOST["round"],
+        exchanges: int = 1,
         meddler: Meddler | None = None,
         rejected: Callable[[Neighbour, Refused, bool], None] = lambda neighbour, refused, quarantined: None,
     ) -> None:
         self.transport, self.facts = transport, facts
         self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.id)
         self.identity, self.authority, self.meddler, self.rejected = identity, authority, meddler, rejected
+        self.rounds = rounds  # of the run: nobody can be further
+        self.exchanges = exchanges  # of a round
         self.mailbox = Mailbox()
         self.received = 0  # bytes
+        self._spare: bytearray | None = None  # memory of a message that was used
+        self.round = 0  # of the last message: a quarantine counts from here, whatever round the sender claims
         self.began = time.monotonic()  # of the round
         self._pool = _threads(len(self.neighbours))
         transport.serve(self.mailbox.answer)
@@ -84,7 +90,11 @@ class Courier:
 
     def publish(self, round: int, step: int, tensors: Mapping[str, Tensor], template: Template) -> None:
         """Let the neighbours see the message of an exchange."""
-        load = pack(tensors, template) if tensors else bytearray()
+        self.round = round
+        load = bytearray()
+        if tensors:
+            load = pack(tensors, template, self._spare or self.mailbox.make_room())
+            self._spare = None
         facts = self.facts
         head = Head(
             protocol=PROTOCOL,
@@ -114,12 +124,15 @@ class Courier:
         open_: set[int] = set()
 
         def collect(number: int, neighbour: Neighbour) -> None:
-            head = self._head(neighbour, round, step)
-            with done:
-                if head is not None and number in open_:
-                    found[number] = head
-                open_.discard(number)
-                done.notify_all()
+            head = None
+            try:
+                head = self._head(neighbour, round, step)
+            finally:  # whatever went wrong with this one, the round must not wait for it
+                with done:
+                    if head is not None:
+                        found[number] = head
+                    open_.discard(number)
+                    done.notify_all()
 
         asked = [n for n, neighbour in enumerate(self.neighbours) if self._asked(neighbour, round)]
         open_ |= set(asked)
@@ -127,6 +140,9 @@ class Courier:
             self._pool.submit(collect, number, self.neighbours[number])
         with done:
             done.wait_for(lambda: not open_)
+        if len(found) == len(self.neighbours) == self.facts.heard_by and self._mutual:
+            # they have what went before, or they would not be here: its memory takes what they send
+            self._spare = self._spare or self.mailbox.make_room()
         return {self.neighbours[number]: found[number] for number in sorted(found)}
 
     def newest(self, seconds: float, enough: Callable[[dict[Neighbour, Head]], bool]) -> dict[Neighbour, Head]:
@@ -136,7 +152,7 @@ class Courier:
         while True:
             for neighbour in self.neighbours:
                 if neighbour not in found and (head := self._ask_head(neighbour, NEWEST, GLANCE)) is not None:
-                    found[neighbour] = head
+                    found[neighbour] = self._last(neighbour, head)
             if len(found) == len(self.neighbours) or time.monotonic() > until or enough(found):
                 return found
             time.sleep(PAUSE)
@@ -144,6 +160,7 @@ class Courier:
     def load(self, neighbour: Neighbour, head: Head, template: Template, most: float) -> dict[str, Tensor] | None:
         """The tensors of a message, every byte checked; None if they are gone, late or not to be believed.
 
+        They stay as they are until the next message is loaded, which takes their memory.
         `most` is the largest norm that we believe.
         """
         try:
@@ -151,7 +168,9 @@ class Courier:
                 raise Refused("size", f"{head.size} bytes announced instead of {template.limit}")
             left = max(self.began + neighbour.patience - time.monotonic(), neighbour.deadline.least)
             key = f"load/{head.round}/{head.step}"
-            payload = self.transport.ask(neighbour.name, key, left, template.limit)
+            if self._spare is None or len(self._spare) != template.limit:
+                self._spare = bytearray(template.limit)
+            payload = self.transport.ask(neighbour.name, key, left, template.limit, memoryview(self._spare))
             if payload is None:
                 neighbour.missed()
                 return None
@@ -159,11 +178,9 @@ class Courier:
             if self.meddler and self.meddler.spoils(neighbour.id, head.round):
                 payload = bytearray(payload)
                 payload[len(payload) // 2] ^= 1
-            tensors = unpack(payload, template, head.digest)
-            if (size := norm(tensors)) > most:
-                raise Refused("norm", f"{size:.3g} is more than {most:.3g}")
+            tensors = unpack(payload, template, head.digest, most)
         except Refused as refused:
-            self._refuse(neighbour, refused, head.round)
+            self._refuse(neighbour, refused)
             return None
         neighbour.came(head.round, time.monotonic() - self.began)
         return tensors
@@ -176,7 +193,7 @@ class Courier:
         """
         self.publish(round + 1, 0, {}, template)
         until = time.monotonic() + seconds
-        waiting = [neighbour for neighbour in self.neighbours if neighbour.present]
+        waiting = self.neighbours  # also those who lag: they go on from here
         while (waiting or unheard) and time.monotonic() < until:
             waiting = [n for n in waiting if self.transport.alive(n.name) and not self._is_past(n, round)]
             time.sleep(PAUSE)
@@ -190,6 +207,11 @@ class Courier:
     def _is_past(self, neighbour: Neighbour, round: int) -> bool:
         head = self._ask_head(neighbour, NEWEST, GLANCE)
         return head is not None and head.round > round
+
+    @property
+    def _mutual(self) -> bool:
+        """Does everyone whom we hear hear us?"""
+        return all(neighbour.config.direction == "both" for neighbour in self.neighbours)
 
     def _asked(self, neighbour: Neighbour, round: int) -> bool:
         if neighbour.quarantined(round):
@@ -209,12 +231,21 @@ class Courier:
         while (left := until - time.monotonic()) > 0:
             head = self._ask_head(neighbour, f"head/{round}/{step}", min(left, SLICE), (round, step))
             if head is not None:
-                return head
+                return self._last(neighbour, head) if head.round > round else head
             if neighbour.rejects.total() > refusals:
                 return None  # one bad message a round: else a single bad round would cost all strikes
+            if time.monotonic() > least and not self.transport.alive(neighbour.name):
+                break  # it is not slow, its link is down: there is nobody to be patient with
             time.sleep(PAUSE)
         neighbour.missed()
         return None
+
+    def _last(self, neighbour: Neighbour, head: Head) -> Head:
+        """The head of what a neighbour that leaves said last, as long as it has it: else whoever lags ends alone."""
+        if head.size or head.round < 2:
+            return head
+        last = self._ask_head(neighbour, f"head/{head.round - 1}/{self.exchanges - 1}", GLANCE)
+        return last if last is not None and last.size else head
 
     def _ask_head(self, neighbour: Neighbour, key: str, timeout: float, when: tuple[int, int] = (0, 0)) -> Head | None:
         """The head that a neighbour answers with, if it is its own, of our run and model, and of `when` or later."""
@@ -226,15 +257,17 @@ class Courier:
             head = unseal(sealed, self.authority)
             round, step = when
             head.expect(run=facts.run, round=round, step=step, sender=neighbour.name, model=facts.model)
+            if head.round > self.rounds + 1:  # a farewell is of the round after the last
+                raise Refused("round", f"{head.round} of {self.rounds}")
             if not 1 <= head.samples <= neighbour.limits.samples:
                 raise Refused("samples", f"{head.samples} claimed, {neighbour.limits.samples} allowed")
         except Refused as refused:
-            self._refuse(neighbour, refused, when[0])
+            self._refuse(neighbour, refused)
             return None
         return head
 
-    def _refuse(self, neighbour: Neighbour, refused: Refused, round: int) -> None:
-        quarantined = neighbour.misbehaved(refused.reason, round)
+    def _refuse(self, neighbour: Neighbour, refused: Refused) -> None:
+        quarantined = neighbour.misbehaved(refused.reason, self.round)
         self.rejected(neighbour, refused, quarantined)
 
 

@@ -4,6 +4,7 @@ A round never waits for a log: every destination has a thread and a bounded queu
 reader that does not read costs lines, which are counted, and no time.
 """
 
+import atexit
 import contextlib
 import json
 import logging
@@ -53,9 +54,9 @@ class NodeLog:
         self._adopted: list[tuple[logging.Logger, logging.Handler, bool]] = []
         # no name in logging's global table: several nodes may live in one process, and no library's lines mix in
         self._logger = logging.Logger("feda2l.node", level.upper())
-        screen = logging.StreamHandler(stream or sys.stderr)
+        screen = logging.StreamHandler(stream or _stderr())
         screen.setFormatter(_JsonLine() if json_lines else _ReadableLine())
-        self._screen = _Destination(screen)
+        self._screen = _Destination(screen, owned=screen.stream not in (stream, sys.stderr))
         self._file: _Destination | None = None
         if folder is not None:
             path = folder / FILE
@@ -68,6 +69,7 @@ class NodeLog:
             self._file = _Destination(file)
             self._logger.addHandler(self._file)
         self._logger.addHandler(self._screen)
+        atexit.register(self.close)  # also of a process that ends by an error: what it said last matters most
 
     @property
     def lost(self) -> int:
@@ -111,6 +113,7 @@ class NodeLog:
             logger.propagate = propagates
             logger.setLevel(logging.NOTSET)
         self._adopted.clear()
+        atexit.unregister(self.close)
         for destination in (self._file, self._screen):
             if destination:
                 destination.close()
@@ -174,9 +177,10 @@ class _Destination(logging.Handler):
     The standard QueueListener would wait for a hung handler at its end, and for ever.
     """
 
-    def __init__(self, handler: logging.Handler) -> None:
+    def __init__(self, handler: logging.Handler, *, owned: bool = False) -> None:
+        """`owned`: the stream behind the handler ends with it; a file's does anyway."""
         super().__init__()
-        self.handler = handler
+        self.handler, self.owned = handler, owned
         self.dropped = 0
         self.failed = 0
         handler.handleError = self._failed  # type: ignore[method-assign]  # the standard one prints a traceback
@@ -198,6 +202,9 @@ class _Destination(logging.Handler):
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=PATIENCE)
         self._thread.join(PATIENCE)
+        if self._thread.is_alive():  # it hangs in there with the handler's lock, for which logging would wait at exit
+            self.handler.lock = None
+            self.handler.flush = self.handler.close = lambda: None  # type: ignore[method-assign]
         super().close()
 
     def _work(self) -> None:
@@ -205,6 +212,8 @@ class _Destination(logging.Handler):
             self.handler.handle(record)
         with contextlib.suppress(OSError, ValueError):
             self.handler.close()
+            if isinstance(self.handler, logging.StreamHandler) and self.owned:
+                self.handler.stream.close()
 
     def _failed(self, record: logging.LogRecord) -> None:
         self.failed += 1
@@ -274,6 +283,17 @@ class _ReadableLine(logging.Formatter):
         text = warning + start + " ".join([event, *(f"{name}={_word(value)}" for name, value in line.items())])
         # a line of a traceback is a line of the log too
         return "\n".join([text, *(f"{warning}{start}  {part}" for part in trace.splitlines())])
+
+
+def _stderr() -> TextIO:
+    """A stream of our own to where stderr goes.
+
+    A thread that hangs in `sys.stderr` would hold its lock, and Python aborts at exit if it cannot get it.
+    """
+    try:
+        return open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError):  # replaced by something that is no file, or closed
+        return sys.stderr
 
 
 def _iso(seconds: float) -> str:

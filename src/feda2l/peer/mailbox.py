@@ -15,7 +15,7 @@ class Message(NamedTuple):
     round: int
     step: int
     head: bytes
-    load: Payload
+    load: bytearray
 
     @property
     def when(self) -> tuple[int, int]:
@@ -34,6 +34,11 @@ class Mailbox:
         self._messages: deque[Message] = deque(maxlen=2)
         self._held: list[tuple[tuple[int, int], Reply]] = []
         self._lock = threading.Lock()
+
+    def make_room(self) -> bytearray | None:
+        """Let the older of two messages go before the next is made; its memory, which somebody may still read."""
+        with self._lock:
+            return self._messages.popleft().load if len(self._messages) == self._messages.maxlen else None
 
     def publish(self, message: Message) -> None:
         with self._lock:

@@ -67,7 +67,9 @@ class MemoryTransport:
     def serve(self, answer: Answer) -> None:
         self.answer = answer
 
-    def ask(self, neighbour: str, key: str, timeout: float, limit: int) -> Payload | None:
+    def ask(
+        self, neighbour: str, key: str, timeout: float, limit: int, into: memoryview | None = None
+    ) -> Payload | None:
         asked = self.hub.reach(self.name, neighbour)
         if asked is None:
             return None

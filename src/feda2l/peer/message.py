@@ -46,7 +46,7 @@ class Head:
     step: int  # exchanges within the round, from 0
     sender: str
     model: str  # the fingerprint of the payload's template
-    digest: str  # sha256 of the payload, hexadecimal; "" if there is none
+    digest: str  # of the payload; "" if there is none
     size: int  # bytes of the payload
     samples: int  # of the sender's shard
     steps: int  # local steps of the round

@@ -233,6 +233,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 64  # a burst is answered or closed at once, not left waiting
 
     def __init__(self, address: tuple[str, int], family: socket.AddressFamily, monitor: Monitor) -> None:
         self.address_family = family

@@ -28,7 +28,7 @@ from feda2l.peer.message import Head
 from feda2l.peer.missed import missed_round
 from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
 from feda2l.peer.neighbours import Neighbour
-from feda2l.peer.peer import BEHIND, Peer
+from feda2l.peer.peer import Peer
 from feda2l.peer.refused import Refused
 from feda2l.peer.search import search
 from feda2l.peer.transport import Transport
@@ -37,6 +37,7 @@ from feda2l.simulate.engine import Engine
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
 
 BACK = 4.0  # times the least deadline: how long a node that comes back looks for its neighbours
+STARTING = 120.0  # seconds that loading may take, beside the wait for neighbours, before it looks unhealthy
 LEAVING = 10.0  # seconds at most that a node stays so that its neighbours can take its last message
 
 
@@ -73,12 +74,13 @@ class Node:
         with ExitStack() as stack:
             self.folder.open()
             stack.callback(self.folder.close)
-            self.monitor = stack.enter_context(Monitor(self.config.monitor.address, self.config.name))
+            self.monitor = stack.enter_context(self._monitor())
             engine = populate([self.assembled])
             engine.start(0)
+            engine.keep_memory()
             stack.callback(engine.close)
             self._begin(engine)
-            self.courier = self._courier()
+            self.courier = self.connect()
             stack.callback(self.courier.close)
             stack.enter_context(self._signals())
             self._status("starting")
@@ -92,6 +94,7 @@ class Node:
         folder, peer = self.folder, self.peer
         if folder.checkpoint.exists():
             restore(peer, folder.checkpoint)
+            self.log.round = peer.round
             self.log.info("resumed", after=peer.round)
         folder.cut_back(peer.round, peer.due_in)
         folder.summary.unlink(missing_ok=True)
@@ -106,7 +109,12 @@ class Node:
         folder.write(folder.environment, as_json(facts))
         peer.make_template()
 
-    def _courier(self) -> Courier:
+    def _monitor(self) -> Monitor:
+        most = self.config.deadline.most
+        return Monitor(self.config.monitor.address, self.config.name, start_limit=most + STARTING)
+
+    def connect(self) -> Courier:
+        """Listen, and reach for the neighbours."""
         config, peer = self.config, self.peer
         authority, identity = credentials(config)
         self.expires = identity.until.timestamp() if identity else None
@@ -126,6 +134,8 @@ class Node:
             facts,
             identity=identity,
             authority=authority,
+            rounds=peer.rounds,
+            exchanges=peer.algorithm.gossip,
             meddler=self.meddler,
             rejected=self._rejected,
         )
@@ -155,10 +165,10 @@ class Node:
             # no payload: what it says is that we are here, and how far we are
             courier.publish(before, peer.algorithm.gossip if before else 0, {}, peer.template)
 
-        def ahead(heads: Mapping[Neighbour, Head]) -> bool:
-            return any(head.size and head.round >= before + BEHIND for head in heads.values())
+        def enough(heads: Mapping[Neighbour, Head]) -> bool:
+            return self.stopping or peer.is_behind(heads, before)
 
-        heads = courier.newest(BACK * deadline.least if before else deadline.most, ahead)
+        heads = courier.newest(BACK * deadline.least if before else deadline.most, enough)
         for neighbour in courier.neighbours:
             neighbour.present = neighbour in heads
         peer.listen(heads)
@@ -167,10 +177,11 @@ class Node:
             steps = {peer.id: peer.steps} | {neighbour.id: max(1, head.steps) for neighbour, head in heads.items()}
             peer.setting = replace(peer.setting, near_steps=(tuple(steps[id] for id in sorted(steps)),))
             peer.rates = peer.rule.start(peer.setting)
-        if ahead(heads):
-            with one_thread():
-                peer.take_over(heads)
+        with one_thread():
+            rejoined = peer.is_behind(heads, before) and peer.take_over(heads)
+        if rejoined:
             self.log.info("rejoined", at=peer.round, own=before, heard=list(peer.heard))
+            self.log.round = peer.round
 
     def _loop(self, simulator: Simulator) -> None:
         peer, config = self.peer, self.config
@@ -190,6 +201,8 @@ class Node:
             if peer.round % config.checkpoint_rounds == 0 or self.stopping or not peer.active:
                 self._save()
             self._status("leaving" if self.stopping else "running", done.record)
+        if recorded == peer.round and peer.round % config.checkpoint_rounds:
+            self._save()  # told to leave after it was decided that this round needs no checkpoint
 
     def _record(self, done: Completed, recorded: int) -> int:
         """Write a round down, and those that went by without this node; the last round that is written."""
@@ -255,11 +268,12 @@ class Node:
                 neighbour.config, neighbour.limits = entry, config.limits
                 neighbour.deadline = self._deadline(config)
                 near.append(neighbour)
-            self.config = self.config.model_copy(update={key: getattr(config, key) for key in fixed})
-            reconnect(self.courier.transport, config)
         except FedA2LError as error:
             self.log.error("the config cannot be read again; going on as before", error=str(error))
             return
+        self.config = self.config.model_copy(update={key: getattr(config, key) for key in fixed})
+        self.peer.norm_limit = config.limits.norm
+        reconnect(self.courier.transport, config)  # links are down: if they do not come up again, that is the end
         facts = self.courier.facts._replace(degree=len(config.hears), heard_by=len(config.heard_by))
         self.courier.meet(near, facts, identity, authority)
         self.expires = identity.until.timestamp() if identity else None
@@ -304,8 +318,8 @@ class Node:
         def stop(number: int, _: object) -> None:
             if self.stopping:
                 raise KeyboardInterrupt
+            # nothing is logged here: the main thread may hold the very lock that a line needs
             self.stopping = True
-            self.log.info("leaving after this round; once more to stop at once", signal=signal.Signals(number).name)
 
         def again(number: int, _: object) -> None:
             self.reloading = self.reload is not None

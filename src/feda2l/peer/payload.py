@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from feda2l.peer.refused import Refused
@@ -94,12 +95,13 @@ class Template:
 def pack(tensors: Mapping[str, Tensor], template: Template | None = None, into: bytearray | None = None) -> bytearray:
     """The payload of these tensors: the same bytes for the same values; converting and copying is one pass.
 
-    `into` is a payload that nobody reads any more: to fault in fresh memory takes three times as long as the copy.
+    `into` is an old payload, written over unless somebody still reads it: to fault in fresh memory takes three times
+    as long as the copy.
     """
     template = template or Template.of(tensors)
     if tensors.keys() != template.places.keys():
         raise ValueError(f"not the template's tensors: {sorted(tensors.keys() ^ template.places.keys())}")
-    payload = bytearray(template.limit) if into is None or len(into) != template.limit else into
+    payload = into if into is not None and _is_free(into, template.limit) else bytearray(template.limit)
     payload[: len(template.head)] = template.head
     for name, view in template.views(payload).items():
         if view.shape != tensors[name].shape:  # copy_ would broadcast
@@ -108,17 +110,29 @@ def pack(tensors: Mapping[str, Tensor], template: Template | None = None, into: 
     return payload
 
 
+def _is_free(payload: bytearray, size: int) -> bool:
+    """Is it of this size, and does nobody hold a view of it? Python lets no one resize what is viewed."""
+    try:
+        payload.append(0)
+    except BufferError:
+        return False
+    payload.pop()
+    return len(payload) == size
+
+
 def digest(payload: Payload) -> str:
-    """sha256, hexadecimal; other threads run meanwhile."""
-    return hashlib.sha256(payload).hexdigest()
+    """BLAKE3, hexadecimal: 45 MB in 9 ms where sha256 takes 25, and more on processors without its instructions."""
+    return blake3(payload).hexdigest()
 
 
-def unpack(payload: Payload, template: Template, promised: str | None = None) -> dict[str, Tensor]:
+def unpack(
+    payload: Payload, template: Template, promised: str | None = None, most: float = math.inf
+) -> dict[str, Tensor]:
     """The tensors of a payload from outside, as they are on the wire: views of its bytes, only to be read.
 
     Refused is what differs from the template in size ("size"), from the digest that its head promised ("digest"), or
     from the template in any byte of name, dtype, shape or offset ("layout"), a value that is infinite or no number
-    ("not finite"), a variance below 0 ("negative variance").
+    ("not finite"), a variance below 0 ("negative variance"), and what is larger than `most` in norm ("norm").
     """
     payload = memoryview(payload).cast("B")
     if payload.nbytes != template.limit:
@@ -128,24 +142,21 @@ def unpack(payload: Payload, template: Template, promised: str | None = None) ->
     if payload[: len(template.head)] != template.head:
         raise Refused("layout", "names, dtypes or shapes are not those of our model")
     tensors = template.views(payload)
+    sizes = []
     for name, tensor in tensors.items():
-        if not math.isfinite(_norm(tensor)):
+        sizes.append(_norm(tensor))
+        if not math.isfinite(sizes[-1]):
             raise Refused("not finite", name)
         if name.endswith(VARIANCES) and tensor.numel() and tensor.min() < 0:
             raise Refused("negative variance", name)
+    if (size := math.hypot(*sizes)) > most:
+        raise Refused("norm", f"{size:.3g} is more than {most:.3g}")
     return tensors
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
     """||x|| over all values of all tensors, to two digits or better; not finite when one of them is not."""
     return math.hypot(*map(_norm, tensors.values()))
-
-
-def check_norm(received: Mapping[str, Tensor], own: Mapping[str, Tensor], ratio: float) -> None:
-    """Refuse a message that is out of proportion: ||received|| > ratio (||own|| + 1)."""
-    theirs, most = norm(received), ratio * (norm(own) + 1)
-    if theirs > most:
-        raise Refused("norm", f"{theirs:.3g} is more than {most:.3g}")
 
 
 def _norm(tensor: Tensor) -> float:

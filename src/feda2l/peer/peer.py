@@ -13,7 +13,7 @@ from feda2l.peer.message import Head
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.payload import Template, norm
 from feda2l.simulate.simulation import Simulation
-from feda2l.topology.row import Voice, row_weights
+from feda2l.topology.row import Voice, mean_weights, row_weights
 
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BEHIND = 2  # rounds: whoever is so far behind takes over the others' state
@@ -66,26 +66,32 @@ class Peer(Simulation):
         for step in range(algorithm.gossip):
             self.courier.publish(self.round + 1, step, dict(self._named(rows)), self.template)
             heads = self.courier.heads(self.round + 1, step)
-            if any(head.round >= self.round + 1 + BEHIND for head in heads.values()):
-                self.take_over(heads, own=rows)
+            if self.is_behind(heads, self.round + 1) and self.take_over(heads, own=rows):
                 return
             now = self._said(heads, (self.round + 1, step))
             if algorithm.overrides("weigh"):
                 rows = self._chosen_mean(rows, now, chosen, there)
             else:
                 rows = self._mean(rows, now, there)
-        self.population.base[self.rows].copy_(algorithm.accept(own, sent, {name: rows[name] for name in sent}))
+        accepted = algorithm.accept(own, sent, {name: rows[name] for name in sent})
+        if accepted is not own.base:
+            own.base.copy_(accepted)
         self._keep(rows)
         if self.momentum_state == "reset":
             for memory in self.population.memory.values():
                 memory[self.rows].zero_()
             self.population.steps[self.rows] = 0
 
-    def take_over(self, heads: Mapping[Neighbour, Head], own: Rows | None = None) -> None:
+    @staticmethod
+    def is_behind(heads: Mapping[Neighbour, Head], round: int) -> bool:
+        """Is somebody who has a state to take over so far ahead of a round?"""
+        return any(head.size and head.round >= round + BEHIND for head in heads.values())
+
+    def take_over(self, heads: Mapping[Neighbour, Head], own: Rows | None = None) -> bool:
         """Go on with the network's round from the weighted mean of the neighbours' current states.
 
         Histories and the optimiser's memory stay. A node that lagged brings in its own state, one that was gone does
-        not: its own is old.
+        not: its own is old. False, and nothing changed, if there was nobody's to take.
         """
         heads = {neighbour: head for neighbour, head in heads.items() if head.size}
         latest = max((head.round for head in heads.values()), default=0)
@@ -94,12 +100,21 @@ class Peer(Simulation):
         rows = self._draft() if own is None else own
         mixed = self._mean(rows, current, {}, itself=own is not None, whole=True)
         if not self.heard:
-            return
+            return False
         self.population.base[self.rows].copy_(mixed["model"])
-        self._keep(mixed)
+        for name, values in self._statistics().items():
+            values.copy_(mixed[name])
         self.jumped = True
-        self.round = latest
-        self.rates.skip(latest)
+        # Who lagged goes on with the round that the others are in: with the next one it would be ahead of them, those
+        # behind it would jump ahead of it, and so on, around a ring for ever. Who comes back begins the next one with
+        # them, and takes part in the last one in any case, so that there is one to write down. When the others are done
+        # who lagged is too: alone it would only unlearn what it has not seen itself.
+        if own is None:
+            self.round = min(latest, self.rounds - 1)
+        else:
+            self.round = latest - 1 if latest < self.rounds else latest
+        self.rates.skip(self.round)
+        return True
 
     def adapt(self, sigma: Tensor) -> dict[str, Any]:
         """As in the simulator where something was mixed; else there is nothing to observe."""
@@ -136,9 +151,8 @@ class Peer(Simulation):
         own = Voice(self.id, facts.samples, facts.degree, facts.heard_by)
         closed = [voice for _, voice in sorted((self.voices | {self.id: own}).items())]
         ids = sorted(present)
-        weights = row_weights(self.weights, self.id, closed, ids, push=self.push)
-        if whole and (self.push or self.weights == "metropolis"):
-            weights = weights / weights.sum()
+        of = mean_weights if whole else row_weights
+        weights = of(self.weights, self.id, closed, ids, push=self.push)
         return dict(zip(ids, weights, strict=True))
 
     def _mean(
@@ -215,19 +229,26 @@ class Peer(Simulation):
         return self.norm_limit * (norm(dict(self._named(rows))) + 1)
 
     def _draft(self) -> Rows:
-        """A message that is not sent: publishing may change what an algorithm remembers, so it remembers a copy."""
+        """A message that is not sent, of a node that did not train: T is B.
+
+        Publishing may change what an algorithm remembers, so it remembers a copy.
+        """
         own = self._own()
         copies = [{name: values.clone() for name, values in kept.items()} for kept in (own.memory, own.notes)]
-        return self.algorithm.publish(replace(own, memory=copies[0], notes=copies[1])) | self._beside()
+        draft = replace(own, trained=own.base, memory=copies[0], notes=copies[1])
+        return self.algorithm.publish(draft) | self._beside()
 
     def _beside(self) -> Rows:
         """What travels beside the published rows: averaged statistics, averaged optimiser memory."""
         population, beside = self.population, Rows()
         if self.momentum_state == "average":
             beside |= {f"optimizer.{kind}": values[self.rows] for kind, values in population.memory.items()}
-        if self.buffers == "average":
-            beside |= {f"buffers.{name}": population.buffers[name][self.rows] for name in self.averaged}
-        return beside
+        return beside | self._statistics()
+
+    def _statistics(self) -> Rows:
+        if self.buffers != "average":
+            return {}
+        return {f"buffers.{name}": self.population.buffers[name][self.rows] for name in self.averaged}
 
     def _keep(self, mixed: Rows) -> None:
         """Take what travelled beside from the mean."""
@@ -235,12 +256,12 @@ class Peer(Simulation):
             values.copy_(mixed[name])
 
     def _named(self, rows: Rows) -> Iterator[tuple[str, Tensor]]:
-        """Rows as they travel: a row of parameters as its tensors (padding stays at home), the rest as it is."""
+        """Rows as they travel: parameters as tensors in the order of memory (no padding), the rest as it is."""
         layout = self.population.layout
         for name, values in rows.items():
             if values.dim() == 2 and values.shape[1] == layout.width:
                 for slot in layout.slots:
-                    yield f"{name}.{slot.name}", slot.view(values[0])
+                    yield f"{name}.{slot.name}", slot.stored(values[0])
             else:
                 yield name, values[0]
 
@@ -257,8 +278,6 @@ class Peer(Simulation):
     def _add(self, total: Rows, term: Mapping[str, Tensor], weight: Tensor, *, first: bool) -> None:
         """total += w x, product and sum rounded one after the other as in `Mixing`; the first product is the start."""
         for name, sums in self._named(total):
-            values, factor = term[name].to(sums), weight.to(sums)
-            if first:
-                torch.mul(values, factor, out=sums)
-            else:
-                sums.add_(values * factor)
+            product = torch.mul(term[name].to(sums), weight.to(sums), out=sums if first else None)
+            if not first:
+                sums.add_(product)

@@ -25,8 +25,12 @@ class Transport(Protocol):
     def serve(self, answer: Answer) -> None:
         """Answer the neighbours' questions from now on. Questions that came before found nothing."""
 
-    def ask(self, neighbour: str, key: str, timeout: float, limit: int) -> Payload | None:
+    def ask(
+        self, neighbour: str, key: str, timeout: float, limit: int, into: memoryview | None = None
+    ) -> Payload | None:
         """The neighbour's answer; None if it is absent, has nothing or is not done within `timeout` seconds.
+
+        `into` is memory of `limit` bytes that a large answer may be put in: fresh memory takes longer than the copy.
 
         Raises `Refused` for an answer of more than `limit` bytes (before it is fetched) or one that makes no sense.
         Any number of threads may ask at the same time.

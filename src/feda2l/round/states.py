@@ -49,12 +49,16 @@ class Slot:
 
         Convolution kernels lie channels-last in memory, which is how the fast convolutions want them.
         """
+        stored = self.stored(rows)
+        return stored.movedim(-1, -3) if len(self.shape) == 4 else stored
+
+    def stored(self, rows: Tensor) -> Tensor:
+        """The tensor as it lies in memory: a kernel is [..., outputs, height, width, inputs]."""
         columns = rows[..., self.start : self.start + self.size]
-        if len(self.shape) != 4:
-            return columns.unflatten(-1, self.shape) if self.shape else columns.squeeze(-1)
-        outputs, inputs, height, width = self.shape
-        kernel: Tensor = columns.unflatten(-1, (outputs, height, width, inputs))
-        return kernel.movedim(-1, -3)
+        if not self.shape:
+            return columns.squeeze(-1)
+        outputs, *rest = self.shape
+        return columns.unflatten(-1, (outputs, *rest[1:], rest[0]) if len(rest) == 3 else self.shape)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,270 @@
+"""How long an exchange between real processes takes, beside one over bare zenoh in the same processes."""
+
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import zenoh
+from torch import Tensor
+
+from feda2l.bench.works import Result, note
+from feda2l.experiment.assemble import populate
+from feda2l.peer.certificates import issue, make_authority
+from feda2l.peer.config import NodeConfig
+from feda2l.peer.log import NodeLog
+from feda2l.peer.node import Node
+from feda2l.peer.payload import pack
+from feda2l.peer.zenoh_transport import Tls
+
+WAIT = 60.0  # seconds until something is wrong
+# a ResNet-18 (44.7 MB); what it would learn does not matter here
+SPEC = 'name = "bench"\n[data]\nnodes = {nodes}\nalpha = 10.0\n[model]\nname = "resnet18"\n'
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process of the measurement stands: picklable, it travels to the process."""
+
+    name: str
+    listen: str
+    bare: str  # where it listens for the other side of the comparison
+    neighbours: Mapping[str, str]
+    bare_neighbours: Mapping[str, str]
+    tls: Tls
+
+
+class Exchanger(NamedTuple):
+    """One side of the comparison in one process: the exchange of a round, and how to leave."""
+
+    exchange: Callable[[int], None]
+    close: Callable[[], None]
+
+
+Side = Callable[[Place, dict[str, Tensor]], Exchanger]
+"""Makes one side; a function of a module, since it travels to other processes by its name."""
+
+
+def ours(place: Place, row: dict[str, Tensor]) -> Exchanger:
+    """A node's own exchange: pack, hash, sign, answer, ask in turn, check, add to the mean; it does not train."""
+    folder = place.tls.ca.parent
+    neighbours = [{"name": name, "id": int(name[4:]), "address": address} for name, address in place.neighbours.items()]
+    files = {"ca": place.tls.ca, "certificate": place.tls.certificate, "key": place.tls.key}
+    values = {"name": place.name, "id": int(place.name[4:]), "listen": place.listen, "spec": "spec.toml"}
+    values |= {"state": place.name, "neighbours": neighbours, "security": files}
+    config = NodeConfig.parse(values, folder, "bench")
+    node = Node(config, NodeLog(place.name, None, level="warning"))
+    engine = populate([node.assembled])
+    engine.keep_memory()
+    node.peer.make_template()
+    courier = node.connect()
+    base, trained = node.peer.population.base, node.peer.population.trained
+    trained.copy_(base)
+    wait_for(lambda: all(map(courier.transport.alive, place.neighbours)))
+
+    def exchange(number: int) -> None:
+        node.peer.round = number - 1
+        courier.begin()
+        node.peer.mix()
+        if len(node.peer.heard) != len(neighbours):
+            raise RuntimeError(f"{place.name}: heard {node.peer.heard} only")
+
+    return Exchanger(exchange, courier.close)
+
+
+def bare(place: Place, row: dict[str, Tensor]) -> Exchanger:
+    """Plain zenoh with mutual TLS: a queryable that answers with ready bytes, two gets in turn, one copy out of it."""
+    config = zenoh.Config()
+    for key, value in {
+        "mode": "peer",
+        "scouting/multicast/enabled": False,
+        "listen/endpoints": [f"tls/{place.bare}"],
+        "connect/endpoints": [f"tls/{address}" for address in place.bare_neighbours.values()],
+        "connect/exit_on_failure": False,
+        "scouting/gossip/enabled": False,
+        "transport/link/tls": {
+            "root_ca_certificate": str(place.tls.ca),
+            "enable_mtls": True,
+            "listen_certificate": str(place.tls.certificate),
+            "listen_private_key": str(place.tls.key),
+            "connect_certificate": str(place.tls.certificate),
+            "connect_private_key": str(place.tls.key),
+            "verify_name_on_connect": True,
+        },
+    }.items():
+        config.insert_json5(key, json.dumps(value))
+    session = zenoh.open(config)
+    load = zenoh.ZBytes(bytes(pack(row)))
+    pool = ThreadPoolExecutor(4)
+
+    def reply(query: zenoh.Query) -> None:
+        with query:
+            query.reply(query.key_expr, load)
+
+    session.declare_queryable(f"bare/{place.name}", lambda query: pool.submit(reply, query))
+
+    def get(neighbour: str) -> int:
+        return sum(
+            len(reply.ok.payload.to_bytes()) for reply in session.get(f"bare/{neighbour}", timeout=WAIT) if reply.ok
+        )
+
+    def exchange(number: int) -> None:
+        for neighbour in place.neighbours:
+            if get(neighbour) != len(load):
+                raise RuntimeError(f"{place.name}: no answer from {neighbour}")
+
+    def close() -> None:
+        session.close()
+        pool.shutdown()
+
+    wait_for(lambda: all(get(neighbour) == len(load) for neighbour in place.neighbours))
+    return Exchanger(exchange, close)
+
+
+def exchange_work(*, nodes: int = 5, values: int = 11_173_962, rounds: int = 15, side: Side = ours) -> Result:
+    """A ring of processes on loopback. Both sides take turns; a round lasts until its slowest node is done."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="feda2l-bench-") as folder:
+        barrier, results = context.Barrier(nodes), context.Queue()
+        processes = [
+            context.Process(target=_node, args=(place, values, rounds, side, barrier, results), daemon=True)
+            for place in ring(nodes, Path(folder))
+        ]
+        for process in processes:
+            process.start()
+        try:
+            reports = [results.get(timeout=10 * WAIT) for _ in processes]
+        finally:
+            for process in processes:
+                process.join(timeout=5)
+                process.kill()
+    for report in reports:
+        if "error" in report:
+            raise RuntimeError(report["error"])
+    times = {
+        name: [max(round) for round in zip(*(one[name] for one in reports), strict=True)] for name in ("ours", "bare")
+    }
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    copies = max(report["copies"] for report in reports)
+    cpu = {name: statistics.mean(report[f"{name} cpu"] for report in reports) for name in times}
+    megabytes = 4 * values / 1e6
+    return Result(
+        what=f"ring of {nodes} processes, {megabytes:.1f} MB, mutual TLS",
+        outcome=f"ours {1e3 * medians['ours']:.0f} ms a round, {1e3 * cpu['ours']:.0f} ms CPU a node; bare zenoh "
+        f"{1e3 * medians['bare']:.0f} ms, {1e3 * cpu['bare']:.0f} ms CPU; memory of a node {copies:.2f} models",
+        figure=f"{medians['ours'] / medians['bare']:.2f}x",
+        numbers={"seconds": times, "cpu_seconds": cpu, "copies": copies, "bytes": 4 * values},
+    )
+
+
+def ring(nodes: int, folder: Path) -> list[Place]:
+    """Certificates and free addresses for so many nodes in a ring."""
+    make_authority(folder)
+    (folder / "spec.toml").write_text(SPEC.format(nodes=nodes))
+    names = [f"node{number}" for number in range(nodes)]
+    for name in names:
+        issue(folder, name, hosts=["127.0.0.1"])
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * nodes)]  # all open at once: all different
+    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    own, other = dict(zip(names, addresses, strict=False)), dict(zip(names, addresses[nodes:], strict=True))
+    around = {name: (names[number - 1], names[(number + 1) % nodes]) for number, name in enumerate(names)}
+    return [
+        Place(
+            name,
+            own[name],
+            other[name],
+            {neighbour: own[neighbour] for neighbour in around[name]},
+            {neighbour: other[neighbour] for neighbour in around[name]},
+            Tls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"),
+        )
+        for name in names
+    ]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT
+    while not condition():
+        if time.monotonic() > until:
+            raise RuntimeError("the neighbours are not there")
+        time.sleep(0.05)
+
+
+def _node(
+    place: Place, values: int, rounds: int, side: Side, barrier: Barrier, results: "Queue[dict[str, Any]]"
+) -> None:
+    try:
+        results.put(_measure(place, values, rounds, side, barrier))
+    except BaseException as error:
+        barrier.abort()
+        results.put({"error": f"{place.name}: {error!r}"})
+
+
+def _measure(place: Place, values: int, rounds: int, side: Side, barrier: Barrier) -> dict[str, Any]:
+    torch.set_num_threads(1)  # five processes on few cores
+    row = model(values)
+    sides = {"ours": side(place, row)}
+    barrier.wait(WAIT)
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    number = 0
+    for _ in range(3):  # memory first: what the bare side leaves behind in the allocator would count as ours
+        number += 1
+        sides["ours"].exchange(number)
+        barrier.wait(WAIT)
+    copies = (_memory("VmHWM") - before) / (4 * values)
+    sides["bare"] = bare(place, row)
+    barrier.wait(WAIT)
+    report: dict[str, Any] = {"copies": copies, "ours": [], "bare": [], "ours cpu": 0.0, "bare cpu": 0.0}
+    for turn in range(rounds + 1):
+        for name in ("ours", "bare") if turn % 2 else ("bare", "ours"):
+            number += 1
+            barrier.wait(WAIT)
+            started, cpu = time.perf_counter(), time.process_time()
+            sides[name].exchange(number)
+            seconds = time.perf_counter() - started
+            barrier.wait(WAIT)  # answering others costs too
+            if turn:  # the first is warm-up
+                report[name].append(seconds)
+                report[f"{name} cpu"] += (time.process_time() - cpu) / rounds
+    barrier.wait(WAIT)  # nobody leaves while others ask
+    for one in sides.values():
+        one.close()
+    return report
+
+
+def model(values: int) -> dict[str, Tensor]:
+    """Tensors of a network's sizes: some large, many small."""
+    sizes: list[int] = []
+    left = values
+    while left:
+        sizes.append(min(left, 2_359_296 if len(sizes) % 2 else 73_728))
+        left -= sizes[-1]
+    return {f"layer{number}.weight": torch.randn(size) for number, size in enumerate(sizes)}
+
+
+def _memory(field: str) -> int:
+    """Bytes, of Linux's account of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+EXCHANGE_WORKS: dict[str, Callable[[], Result]] = {"exchange": partial(exchange_work)}
+
+if __name__ == "__main__":
+    note(f"load {os.getloadavg()[0]:.1f}")
+    result = exchange_work()
+    print(f"exchange {result.what}: {result.outcome}  {result.figure}")

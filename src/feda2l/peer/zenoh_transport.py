@@ -1,0 +1,426 @@
+"""Nodes that talk over zenoh: pull, mutual TLS, access control by certificate name.
+
+A question is a zenoh query on `feda2l/RUN/ASKED/ASKER/KEY`, so that who may ask whom, and who may answer as whom, can
+be written as access rules for the common names of certificates. Large answers are fetched in pieces.
+
+What zenoh 1.10 does, found by trying:
+- A `Query` may be kept and answered from any thread, at any time. The asker's question ends with `query.drop()` (or at
+  its timeout), not when `reply` returns. One that is never dropped hangs at the asker.
+- Nobody tells the answering side that the asker gave up or died: replies to it vanish without an error.
+- Copies: `ZBytes(x)` copies what it is given (bytes, bytearray or str, no memoryview), `to_bytes` copies once more, and
+  until the reply is let go its fragments are held too. Replies of 45 MB in one go take 4.7 models of memory at a node
+  that answers and asks two neighbours, in pieces of 1 MB 1.3, and the pieces travel as fast.
+- A reply takes over the question's priority and congestion control, and both are reliable; a question's default is to
+  block when congested, which is what we want and say.
+- A message is cut into batches of 48 KB (TLS). Larger receive or socket buffers, longer queues or no priorities made no
+  difference beyond the noise. Shared memory halves the time between processes of one machine, but goes past TLS and
+  counts as memory of every node: it is off.
+"""
+
+import atexit
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import zenoh
+
+from feda2l.errors import FedA2LError, RunFailed
+from feda2l.peer.certificates import NAME
+from feda2l.peer.refused import Refused
+from feda2l.peer.transport import Answer, Payload
+
+log = logging.getLogger(__name__)
+
+PIECE = 1 << 20  # bytes fetched with one question
+AHEAD = 4  # pieces on their way at a time: 40 MB/s when a question takes 0.1 s there and back
+OPEN = 64  # questions of one neighbour that may be open here; beyond, its oldest one ends as "nothing"
+
+
+@dataclass(frozen=True)
+class Tls:
+    """The files a node proves itself with, and knows others by (PEM)."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+class ZenohTransport:
+    """One node's links. `neighbours` are all it talks with, by name; the address (`host:port`) is None for one that
+    connects to us. Others are not answered, not even with a certificate of the same CA.
+
+    The host of an address must be among the names in the certificate of whoever listens there: zenoh checks the host it
+    connects to, the access rules check the common name. Without `tls` nothing is secret and anybody can be anyone.
+    """
+
+    def __init__(
+        self, name: str, run: str, listen: str, neighbours: Mapping[str, str | None], tls: Tls | None = None
+    ) -> None:
+        self.name, self.run, self.listen = name, run, listen
+        self.answer: Answer | None = None
+        self.inboxes: dict[str, set[_Inbox]] = {}  # of those who wait for an answer, by whom they asked
+        self.lock = threading.Lock()  # around opening and closing
+        self.watch = threading.Lock()  # around the inboxes; never held while zenoh works
+        self._open(neighbours, tls)
+        atexit.register(self.close)
+
+    def serve(self, answer: Answer) -> None:
+        with self.lock:
+            first, self.answer = self.answer is None, answer
+            if first:
+                self._declare()
+
+    def ask(
+        self, neighbour: str, key: str, timeout: float, limit: int, into: memoryview | None = None
+    ) -> Payload | None:
+        try:
+            return self._fetch(neighbour, key, monotonic() + timeout, limit, into)
+        except zenoh.ZError as error:  # the session was closed under us
+            log.debug("asking %s for %s: %s", neighbour, key, error)
+            return None
+
+    def alive(self, neighbour: str) -> bool:
+        querier = self.queriers.get(neighbour)
+        try:
+            status: Any = querier.matching_status if querier else False
+        except zenoh.ZError:
+            return False
+        return bool(getattr(status, "matching", status))  # the stubs call it a bool, it is an object that holds one
+
+    def reopen(self, neighbours: Mapping[str, str | None], tls: Tls | None) -> None:
+        """Go on with other neighbours or a renewed certificate, which zenoh reads only when a session opens.
+
+        Links are down for a moment: questions on their way end as "nothing". What we `serve` stays.
+        """
+        with self.lock:
+            self._close()
+            self._open(neighbours, tls)
+            if self.answer is not None:
+                self._declare()
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        with self.lock:
+            self._close()
+
+    def _open(self, neighbours: Mapping[str, str | None], tls: Tls | None) -> None:
+        settings = session_settings(self.name, self.run, self.listen, neighbours, tls)
+        try:
+            self.session = zenoh.open(zenoh.Config.from_json5(json.dumps(settings)))
+        except zenoh.ZError as error:
+            raise RunFailed(f"{self.name} cannot listen on {self.listen}: {error}") from None
+        self.askers = {neighbour: _Asker(neighbour) for neighbour in neighbours}
+        self.queriers = {}
+        for neighbour in neighbours:
+            querier = self.session.declare_querier(f"feda2l/{self.run}/{neighbour}/{self.name}/**")
+            querier.declare_matching_listener(
+                zenoh.handlers.Callback(partial(self._changed, neighbour), indirect=False)
+            )
+            self.queriers[neighbour] = querier
+
+    def _close(self) -> None:
+        for asker in self.askers.values():
+            asker.close()
+        self.session.close()
+        self._end_fetches(list(self.inboxes))
+
+    def _declare(self) -> None:
+        # One thread takes the questions and only hands them on: it never waits for a neighbour. It is ours because
+        # zenoh's, for a callback, is no daemon: a program that ends without closing, by an error say, would hang.
+        queries = self.session.declare_queryable(f"feda2l/{self.run}/{self.name}/**")
+        threading.Thread(target=self._receive, args=(queries,), name=f"questions-{self.name}", daemon=True).start()
+
+    def _receive(self, queries: "zenoh.Queryable[zenoh.Handler[zenoh.Query]]") -> None:
+        for query in queries:  # until the session closes
+            self._take(query)
+
+    def _take(self, query: zenoh.Query) -> None:
+        """Hand a question to the thread of the neighbour that asks it, or end it here."""
+        parts = str(query.key_expr).split("/", 4)
+        start = query.parameters.get("from") or "0"
+        asker = self.askers.get(parts[3]) if len(parts) == 5 else None
+        if asker is None or self.answer is None or "*" in parts[-1] or not re.fullmatch("[0-9]{1,15}", start):
+            query.drop()
+        else:
+            asker.take(_Question(query, parts[-1], int(start)), self.answer)
+
+    def _fetch(self, neighbour: str, key: str, until: float, limit: int, into: memoryview | None) -> Payload | None:
+        where = f"feda2l/{self.run}/{neighbour}/{self.name}/{key}"
+        with self._watched(neighbour) as inbox:
+            self._send(f"{where}?from=0", 0, until, inbox)
+            first = inbox.take(until)
+            if first is None:
+                return None
+            total = _total(first[1], key)
+            if total > limit:
+                raise Refused("too large", f"{total} bytes in answer to {key}, {limit} allowed")
+            _check(first[1], 0, total, key)
+            if total <= PIECE:
+                return first[1].payload.to_bytes()
+            # not a bytearray, which would be filled with zeros first
+            whole = np.empty(total, np.uint8).data if into is None or len(into) < total else into[:total]
+            whole[:PIECE] = first[1].payload.to_bytes()
+            del first  # frees the fragments it was received in
+            starts = range(PIECE, total, PIECE)
+            following = iter(starts)
+            for start in islice(following, AHEAD):
+                self._send(f"{where}?from={start}", start, until, inbox)
+            for _ in starts:
+                taken = inbox.take(until)
+                if taken is None:
+                    return None
+                start, piece = taken
+                if _total(piece, key) != total:
+                    raise Refused("bad piece", f"the answer to {key} changed while we fetched it")
+                _check(piece, start, total, key)
+                for later in islice(following, 1):
+                    self._send(f"{where}?from={later}", later, until, inbox)
+                whole[start : start + PIECE] = piece.payload.to_bytes()
+            return whole
+
+    def _send(self, selector: str, start: int, until: float, inbox: "_Inbox") -> None:
+        callback: zenoh.handlers.Callback[zenoh.Reply] = zenoh.handlers.Callback(
+            lambda reply: inbox.put((start, reply)), lambda: inbox.put((start, None)), indirect=False
+        )
+        self.session.get(
+            selector,
+            callback,
+            timeout=max(until - monotonic(), 0.001),
+            consolidation=zenoh.ConsolidationMode.NONE,  # there is one answer: hand it over as it comes
+            congestion_control=zenoh.CongestionControl.BLOCK,  # the answer takes it over
+        )
+
+    @contextmanager
+    def _watched(self, neighbour: str) -> "Iterator[_Inbox]":
+        """An inbox that also hears when the neighbour goes.
+
+        zenoh ends the questions of a link that dies and only then forgets what could be asked there: a question sent in
+        between would wait for its timeout.
+        """
+        inbox = _Inbox()
+        with self.watch:
+            self.inboxes.setdefault(neighbour, set()).add(inbox)
+        try:
+            yield inbox
+        finally:
+            with self.watch:
+                self.inboxes[neighbour].discard(inbox)
+
+    def _changed(self, neighbour: str, status: zenoh.MatchingStatus) -> None:
+        """Called by zenoh when a neighbour begins or ceases to serve."""
+        if not status.matching:
+            self._end_fetches([neighbour])
+
+    def _end_fetches(self, neighbours: Iterable[str]) -> None:
+        with self.watch:
+            inboxes = [inbox for neighbour in neighbours for inbox in self.inboxes.get(neighbour, ())]
+        for inbox in inboxes:
+            inbox.put(None)
+
+
+class _Inbox(SimpleQueue["tuple[int, zenoh.Reply | None] | None"]):
+    """What comes back to one asker: pieces, the ends of its questions (start, None), or None: the neighbour is gone."""
+
+    def __init__(self) -> None:
+        self.taken: set[int] = set()
+
+    def take(self, until: float) -> tuple[int, zenoh.Sample] | None:
+        """The next piece and where it starts; None if it does not come."""
+        while True:
+            try:
+                event = self.get(timeout=max(until - monotonic(), 0))
+            except Empty:
+                return None
+            if event is None:
+                return None
+            start, reply = event
+            if start in self.taken:  # the end of a question that was answered
+                continue
+            if reply is None or reply.ok is None:
+                return None
+            self.taken.add(start)
+            return start, reply.ok
+
+
+class _Asker:
+    """The open questions of one neighbour and the one thread that answers them.
+
+    A thread for each: whoever is slow to receive (`reply` blocks until the link takes it, or for 5 s, when zenoh closes
+    the link) holds up only himself.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix=f"answers-{name}")
+        self.open: dict[_Question, None] = {}  # in the order they came
+        self.lock = threading.Lock()
+
+    def take(self, question: "_Question", answer: Answer) -> None:
+        question.asker = self
+        with self.lock:
+            self.open[question] = None
+            oldest = next(iter(self.open)) if len(self.open) > OPEN else None
+        if oldest is not None:  # it gave that one up long ago, or means to drown us
+            oldest.reply(None)
+        self.run(question, lambda: question.put_to(answer))
+
+    def run(self, question: "_Question", job: Any) -> None:
+        try:
+            self.pool.submit(job)
+        except RuntimeError:  # closed
+            question.end()
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        with self.lock:
+            left = list(self.open)
+        for question in left:
+            question.end()
+
+
+class _Question:
+    """A query we were sent. `reply` may be called from anywhere and never waits."""
+
+    asker: _Asker
+
+    def __init__(self, query: zenoh.Query, key: str, start: int) -> None:
+        self.query, self.key, self.start = query, key, start
+        self.answered = False
+        self.lock = threading.Lock()
+
+    def put_to(self, answer: Answer) -> None:
+        try:
+            answer(self.key, self.reply)
+        except Exception:
+            log.exception("answering %s to %s failed", self.key, self.asker.name)
+            self.reply(None)
+
+    def reply(self, payload: Payload | None) -> None:
+        with self.lock:
+            if self.answered:
+                return
+            self.answered = True
+        if payload is None:
+            self.end()
+        else:
+            self.asker.run(self, lambda: self._send(payload))
+
+    def _send(self, payload: Payload) -> None:
+        view = memoryview(payload).cast("B")
+        piece = zenoh.ZBytes(bytes(view[self.start : self.start + PIECE]))
+        try:
+            self.query.reply(self.query.key_expr, piece, attachment=view.nbytes.to_bytes(8, "little"))
+        except zenoh.ZError as error:
+            log.debug("answering %s to %s: %s", self.key, self.asker.name, error)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """The asker learns that no more comes."""
+        with self.asker.lock:
+            ours = self.asker.open.pop(self, self) is None
+        if ours:  # dropping twice raises
+            self.query.drop()
+
+
+def _total(piece: zenoh.Sample, key: str) -> int:
+    """How long the whole answer is, as its sender says."""
+    total = piece.attachment
+    if total is None or len(total) != 8:
+        raise Refused("bad piece", f"the answer to {key} does not say how long it is")
+    return int.from_bytes(total.to_bytes(), "little")
+
+
+def _check(piece: zenoh.Sample, start: int, total: int, key: str) -> None:
+    if len(piece.payload) != min(PIECE, total - start):
+        raise Refused("bad piece", f"{len(piece.payload)} bytes at {start} of {total} in answer to {key}")
+
+
+def session_settings(
+    name: str, run: str, listen: str, neighbours: Mapping[str, str | None], tls: Tls | None
+) -> dict[str, Any]:
+    """The zenoh configuration of a node."""
+    for word in (name, run, *neighbours):  # each is one part of a key: no "/", no wildcards
+        if not NAME.fullmatch(word):
+            raise FedA2LError(
+                f"{word!r} cannot be the name of a node or run: use up to 64 letters, digits, '.', '_', '-'"
+            )
+    scheme = "tls" if tls else "tcp"
+    settings: dict[str, Any] = {
+        "mode": "peer",  # peers pass nothing on: what arrives comes from the neighbour itself
+        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},  # only those we were told of
+        "listen": {"endpoints": [f"{scheme}/{listen}"], "timeout_ms": 0, "exit_on_failure": True},
+        "connect": {
+            # Both sides connect, so either may be behind a firewall; for a pair of nodes zenoh makes of it one
+            # transport. It goes on trying for ever, also after a link was lost.
+            "endpoints": [f"{scheme}/{address}" for address in neighbours.values() if address],
+            "timeout_ms": -1,
+            "exit_on_failure": False,
+            "retry": {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 2},
+        },
+        "open": {"return_conditions": {"connect_scouted": False, "declares": False}},  # do not wait for anybody
+        "transport": {
+            "unicast": {
+                # Not 1. A transport is found by the id its peer claims, and its access rules are chosen once, by its
+                # first link: with 1, any holder of a certificate can add a link under a neighbour's id and inherit
+                # his rights. With more, another link must prove to be of the same process.
+                "max_links": 2,
+            },
+            "link": {
+                "protocols": [scheme],
+                "tx": {"lease": 2500, "keep_alive": 4},  # a neighbour silent for 2.5 s is gone
+                "rx": {"max_message_size": PIECE + (1 << 16)},  # whatever a neighbour sends, zenoh holds no more
+            },
+            "shared_memory": {"enabled": False},
+        },
+    }
+    if tls is not None:
+        settings["transport"]["link"]["tls"] = {
+            "root_ca_certificate": str(tls.ca),
+            "enable_mtls": True,
+            "listen_certificate": str(tls.certificate),
+            "listen_private_key": str(tls.key),
+            "connect_certificate": str(tls.certificate),
+            "connect_private_key": str(tls.key),
+            "verify_name_on_connect": True,
+            "close_link_on_expiration": True,
+        }
+        settings["access_control"] = access_rules(name, run, list(neighbours))
+    return settings
+
+
+def access_rules(name: str, run: str, neighbours: list[str]) -> dict[str, Any]:
+    """Nothing is allowed but this: each neighbour asks us in its own name and answers in its own name."""
+    ours = f"feda2l/{run}/{name}"
+    rules: list[dict[str, Any]] = []
+    policies: list[dict[str, Any]] = []
+    for neighbour in neighbours:
+        theirs = f"feda2l/{run}/{neighbour}"
+        for flow, messages, key in (
+            ("ingress", ["query"], f"{ours}/{neighbour}/**"),
+            ("egress", ["declare_queryable", "reply"], f"{ours}/**"),
+            ("egress", ["query"], f"{theirs}/{name}/**"),
+            ("ingress", ["declare_queryable", "reply"], f"{theirs}/**"),
+        ):
+            rule = {"id": f"{neighbour} {len(rules)}", "flows": [flow], "messages": messages, "key_exprs": [key]}
+            rules.append({**rule, "permission": "allow"})
+        policies.append({"rules": [rule["id"] for rule in rules[-4:]], "subjects": [neighbour]})
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": [{"id": neighbour, "cert_common_names": [neighbour]} for neighbour in neighbours],
+        "policies": policies,
+    }

@@ -1,0 +1,504 @@
+"""One contract for every transport: the twin in memory, zenoh in the clear, zenoh with mutual TLS."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feda2l.errors import FedA2LError
+from feda2l.peer.certificates import issue, make_authority
+from feda2l.peer.memory_transport import Hub
+from feda2l.peer.refused import Refused
+from feda2l.peer.transport import Reply, Transport
+from feda2l.peer.zenoh_transport import PIECE, Tls, ZenohTransport
+
+NODES = ("anna", "bert", "carl")
+LONG = 20.0  # seconds: never reached when all is well
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = LONG) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.005)
+
+
+def free_addresses(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    return addresses
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    make_authority(folder)
+    for name in NODES:
+        issue(folder, name, hosts=["127.0.0.1"])
+    return folder
+
+
+class MemoryNetwork:
+    """Three nodes that all know each other; any of them may join and leave."""
+
+    def __init__(self) -> None:
+        self.hub = Hub()
+
+    def join(self, name: str) -> Transport:
+        return self.hub.join(name)
+
+
+class ZenohNetwork:
+    def __init__(self, folder: Path | None) -> None:
+        self.folder, self.addresses = folder, dict(zip(NODES, free_addresses(len(NODES)), strict=True))
+
+    def tls(self, name: str) -> Tls | None:
+        if self.folder is None:
+            return None
+        return Tls(self.folder / "ca.pem", self.folder / f"{name}.pem", self.folder / f"{name}.key")
+
+    def neighbours(self, name: str) -> dict[str, str]:
+        return {other: address for other, address in self.addresses.items() if other != name}
+
+    def join(self, name: str) -> ZenohTransport:
+        return ZenohTransport(name, "test", self.addresses[name], self.neighbours(name), self.tls(name))
+
+
+class Nodes:
+    """The joined transports of a test, closed at its end."""
+
+    def __init__(self, network: MemoryNetwork | ZenohNetwork) -> None:
+        self.network = network
+        self.joined: list[Transport] = []
+
+    def join(self, name: str, answer: Callable[[str, Reply], None] | None = None) -> Any:
+        transport = self.network.join(name)
+        self.joined.append(transport)
+        if answer is not None:
+            transport.serve(answer)
+        return transport
+
+
+@pytest.fixture(params=["memory", "zenoh", "zenoh-tls"])
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    folder = request.getfixturevalue("certificates") if request.param == "zenoh-tls" else None
+    nodes = Nodes(MemoryNetwork() if request.param == "memory" else ZenohNetwork(folder))
+    yield nodes
+    for transport in nodes.joined:
+        transport.close()
+
+
+class Desk:
+    """Answers `say/WORD` at once, holds `held/...` until told, never answers `never`, has nothing else."""
+
+    def __init__(self, **ready: bytes) -> None:
+        self.ready, self.held, self.asked = ready, list[tuple[str, Reply]](), list[str]()
+
+    def __call__(self, key: str, reply: Reply) -> None:
+        self.asked.append(key)
+        if key.startswith("held"):
+            self.held.append((key, reply))
+        elif key == "broken":
+            raise ValueError("broken")
+        elif key != "never":
+            kind, _, word = key.partition("/")
+            reply(word.encode() if kind == "say" else self.ready.get(key))
+
+
+def test_answer_at_once(nodes: Nodes) -> None:
+    anna, _ = nodes.join("anna", Desk()), nodes.join("bert", Desk(nothing=b""))
+    wait_for(lambda: anna.alive("bert"))
+    assert anna.ask("bert", "say/1/0", LONG, 100) == b"1/0"
+    assert anna.ask("bert", "nothing", LONG, 100) == b""
+    assert anna.ask("bert", "unknown", LONG, 100) is None
+
+
+def test_answer_that_fails_is_nothing_and_the_next_one_comes(nodes: Nodes) -> None:
+    anna, _ = nodes.join("anna"), nodes.join("bert", Desk())
+    wait_for(lambda: anna.alive("bert"))
+    assert anna.ask("bert", "broken", LONG, 100) is None
+    assert anna.ask("bert", "say/more", LONG, 100) == b"more"
+
+
+def test_held_question_is_answered_when_ready_and_only_once(nodes: Nodes) -> None:
+    desk = Desk()
+    anna, _ = nodes.join("anna"), nodes.join("bert", desk)
+    wait_for(lambda: anna.alive("bert"))
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(anna.ask, "bert", f"held/{number}", LONG, 100) for number in range(5)]
+        wait_for(lambda: len(desk.held) == 5)
+        assert anna.ask("bert", "say/meanwhile", LONG, 100) == b"meanwhile"  # held questions occupy no thread
+        for key, reply in desk.held:
+            reply(key.encode())
+            reply(b"again")
+        assert [one.result() for one in asked] == [f"held/{number}".encode() for number in range(5)]
+
+
+def test_absent_neighbour(nodes: Nodes) -> None:
+    anna = nodes.join("anna", Desk())
+    started = time.monotonic()
+    assert anna.ask("bert", "say/1", LONG, 100) is None
+    assert anna.ask("stranger", "say/1", LONG, 100) is None
+    assert time.monotonic() - started < 2
+    assert not anna.alive("bert")
+    assert not anna.alive("stranger")
+
+
+def test_neighbour_that_serves_nothing_yet(nodes: Nodes) -> None:
+    anna, bert = nodes.join("anna"), nodes.join("bert")
+    assert anna.ask("bert", "say/1", LONG, 100) is None
+    assert not anna.alive("bert")
+    bert.serve(Desk())
+    wait_for(lambda: anna.alive("bert"))
+    assert anna.ask("bert", "say/1", LONG, 100) == b"1"
+
+
+def test_no_answer_in_time(nodes: Nodes) -> None:
+    anna, _ = nodes.join("anna"), nodes.join("bert", Desk())
+    wait_for(lambda: anna.alive("bert"))
+    for key in ("never", "held/1"):
+        started = time.monotonic()
+        assert anna.ask("bert", key, 0.4, 100) is None
+        assert 0.35 < time.monotonic() - started < 2
+    assert anna.ask("bert", "never", 0.0, 100) is None
+
+
+def test_neighbour_closes_while_it_holds_questions(nodes: Nodes) -> None:
+    desk = Desk()
+    anna, bert = nodes.join("anna"), nodes.join("bert", desk)
+    wait_for(lambda: anna.alive("bert"))
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(anna.ask, "bert", "held/1", LONG, 100) for _ in range(3)]
+        wait_for(lambda: len(desk.held) == 3)
+        started = time.monotonic()
+        bert.close()
+        assert [one.result() for one in asked] == [None] * 3
+        assert time.monotonic() - started < 2
+    for _, reply in desk.held:
+        reply(b"too late")  # no error
+    assert not anna.alive("bert")
+
+
+def test_closing_while_asking(nodes: Nodes) -> None:
+    desk = Desk()
+    anna, _ = nodes.join("anna"), nodes.join("bert", desk)
+    wait_for(lambda: anna.alive("bert"))
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(anna.ask, "bert", "held/1", LONG, 100)
+        wait_for(lambda: desk.held)
+        anna.close()
+        assert asked.result() is None
+    anna.close()
+    assert anna.ask("bert", "say/1", LONG, 100) is None
+    assert not anna.alive("bert")
+
+
+@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 7 * PIECE, 50_000_000])
+def test_large_payloads_are_intact(nodes: Nodes, size: int) -> None:
+    load = random.Random(size).randbytes(size)
+    anna, _ = nodes.join("anna"), nodes.join("bert", Desk(bytes=load, view=memoryview(load), array=bytearray(load)))
+    wait_for(lambda: anna.alive("bert"))
+    for key in ("bytes", "view", "array"):
+        assert anna.ask("bert", key, LONG, size) == load
+
+
+def test_payload_above_the_limit_is_refused_and_not_fetched(nodes: Nodes) -> None:
+    desk = Desk(load=bytes(50_000_000))
+    anna, _ = nodes.join("anna"), nodes.join("bert", desk)
+    wait_for(lambda: anna.alive("bert"))
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    with pytest.raises(Refused, match="too large"):
+        anna.ask("bert", "load", LONG, 49_999_999)
+    assert desk.asked == ["load"]  # one question, so one piece at most
+    assert memory("VmHWM") - before < 10_000_000
+    with pytest.raises(Refused, match="too large"):
+        anna.ask("bert", "say/four", LONG, 3)
+    assert anna.ask("bert", "say/four", LONG, 4) == b"four"
+
+
+def test_many_questions_of_several_neighbours(nodes: Nodes) -> None:
+    load = random.Random(1).randbytes(3 * PIECE)
+    anna, bert = nodes.join("anna"), nodes.join("bert")
+    carl = nodes.join("carl", Desk(load=load))
+    wait_for(lambda: anna.alive("carl") and bert.alive("carl"))
+    assert carl.ask("anna", "say/1", LONG, 100) is None  # anna serves nothing
+    with ThreadPoolExecutor(16) as pool:
+        small = [pool.submit(who.ask, "carl", f"say/{n}", LONG, 100) for n in range(100) for who in (anna, bert)]
+        large = [pool.submit(who.ask, "carl", "load", LONG, len(load)) for _ in range(4) for who in (anna, bert)]
+        assert [one.result() for one in small] == [str(n).encode() for n in range(100) for _ in range(2)]
+        assert all(one.result() == load for one in large)
+
+
+def test_slow_answers_to_one_neighbour_do_not_delay_another(nodes: Nodes) -> None:
+    def answer(key: str, reply: Reply) -> None:
+        time.sleep(0.7 if key == "slow" else 0)
+        reply(b"done")
+
+    anna, bert = nodes.join("anna"), nodes.join("bert")
+    nodes.join("carl", answer)
+    wait_for(lambda: anna.alive("carl") and bert.alive("carl"))
+    with ThreadPoolExecutor() as pool:
+        slow = [pool.submit(anna.ask, "carl", "slow", LONG, 100) for _ in range(2)]
+        time.sleep(0.1)
+        started = time.monotonic()
+        for _ in range(5):
+            assert bert.ask("carl", "quick", LONG, 100) == b"done"
+        assert time.monotonic() - started < 0.5
+        assert [one.result() for one in slow] == [b"done"] * 2
+
+
+def test_leaving_and_coming_back(nodes: Nodes) -> None:
+    anna = nodes.join("anna", Desk())
+    for turn in range(3):
+        bert = nodes.join("bert", Desk(turn=str(turn).encode()))
+        wait_for(lambda: anna.alive("bert"))
+        wait_for(lambda bert=bert: bert.alive("anna"))
+        assert anna.ask("bert", "turn", LONG, 100) == str(turn).encode()
+        assert bert.ask("anna", "say/x", LONG, 100) == b"x"
+        bert.close()
+        wait_for(lambda: not anna.alive("bert"))
+        assert anna.ask("bert", "turn", LONG, 100) is None
+
+
+def test_memory_is_flat_over_many_exchanges(nodes: Nodes) -> None:
+    load = random.Random(1).randbytes(10_000_000)
+    anna, _ = nodes.join("anna"), nodes.join("bert", Desk(load=load))
+    wait_for(lambda: anna.alive("bert"))
+    after = []
+    for number in range(200):
+        answer = anna.ask("bert", "load", LONG, len(load))
+        assert answer is not None
+        assert len(answer) == len(load)
+        del answer
+        if number % 50 == 49:
+            after.append(memory("VmRSS"))
+    assert after[-1] - after[0] < 10_000_000, after
+
+
+def test_hub_cuts_and_heals() -> None:
+    hub, desk = Hub(), Desk()
+    anna, bert, carl = (hub.join(name) for name in NODES)
+    for one in (anna, bert, carl):
+        one.serve(desk)
+    with pytest.raises(ValueError, match="anna is in the hub already"):
+        hub.join("anna")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(anna.ask, "bert", "held/1", LONG, 100)
+        wait_for(lambda: desk.held)
+        hub.cut("bert", "anna")
+        assert asked.result() is None
+    assert anna.ask("bert", "say/1", LONG, 100) is None
+    assert bert.ask("anna", "say/1", LONG, 100) is None
+    assert not bert.alive("anna")
+    assert carl.ask("anna", "say/1", LONG, 100) == b"1"
+    hub.heal("anna", "bert")
+    assert anna.ask("bert", "say/1", LONG, 100) == b"1"
+    for one in (anna, bert, carl):
+        one.close()
+
+
+# What only real sockets and processes can show.
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from feda2l.peer.zenoh_transport import Tls, ZenohTransport
+name, listen, neighbour, address, folder, word = sys.argv[1:]
+folder = Path(folder)
+tls = Tls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+node = ZenohTransport(name, "test", listen, {neighbour: address}, tls)
+load = bytes(30_000_000)
+def answer(key, reply):
+    if key == "word":
+        reply(word.encode())
+    if key == "load":
+        reply(load)
+node.serve(answer)
+print("ready", flush=True)
+for line in sys.stdin:
+    answer = node.ask(neighbour, line.strip(), 20, 1 << 30)
+    print(None if answer is None else len(answer), flush=True)
+"""
+
+
+class Child:
+    """A node in a process of its own: answers `word` and `load`, never `never`, and asks what it is told to."""
+
+    def __init__(self, network: ZenohNetwork, name: str, neighbour: str, word: str = "") -> None:
+        where = (name, network.addresses[name], neighbour, network.addresses[neighbour], str(network.folder), word)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def tell(self, key: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(key + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def network(certificates: Path) -> ZenohNetwork:
+    return ZenohNetwork(certificates)
+
+
+def test_neighbour_killed_is_noticed_and_found_again(network: ZenohNetwork) -> None:
+    anna = network.join("anna")
+    killed = threading.Event()
+
+    def longest(key: str) -> float:
+        """Ask again and again until the neighbour is gone; the longest that it took after the kill."""
+        most = 0.0
+        while True:
+            answer = anna.ask("bert", key, LONG, 100)
+            if killed.is_set():
+                most = max(most, time.monotonic() - died)
+                if answer is None and not anna.alive("bert"):
+                    return most
+
+    try:
+        for word in ("first", "second", "third"):
+            killed.clear()
+            child = Child(network, "bert", "anna", word)
+            wait_for(lambda: anna.alive("bert"))
+            assert anna.ask("bert", "word", LONG, 100) == word.encode()
+            with ThreadPoolExecutor() as pool:
+                asking = [pool.submit(longest, key) for key in ("never", "word", "word", "word")]
+                time.sleep(0.1)
+                died = time.monotonic()
+                os.kill(child.process.pid, signal.SIGKILL)
+                killed.set()
+                assert max(one.result() for one in asking) < 1.5
+            child.kill()
+    finally:
+        anna.close()
+
+
+def test_hung_neighbour_is_noticed_holds_nobody_up_and_comes_back(network: ZenohNetwork) -> None:
+    load = bytes(30_000_000)
+    carl = network.join("carl")
+    carl.serve(lambda key, reply: reply(load if key == "load" else b"hello"))
+    anna = network.join("anna")
+    child = Child(network, "bert", "carl", "word")
+    try:
+        wait_for(lambda: anna.alive("carl") and carl.alive("bert"))
+        child.tell("load")
+        child.process.send_signal(signal.SIGSTOP)  # most likely in the middle of it
+        for _ in range(10):
+            started = time.monotonic()
+            assert anna.ask("carl", "head", LONG, 100) == b"hello"
+            assert time.monotonic() - started < 1
+        started = time.monotonic()
+        assert carl.ask("bert", "word", LONG, 100) is None  # the lease ends it, long before the timeout
+        assert time.monotonic() - started < 6
+        assert not carl.alive("bert")
+        child.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: carl.alive("bert"))
+        assert carl.ask("bert", "word", LONG, 100) == b"word"
+    finally:
+        child.kill()
+        anna.close()
+        carl.close()
+
+
+def test_reopen_admits_a_neighbour_and_takes_a_renewed_certificate(network: ZenohNetwork, tmp_path: Path) -> None:
+    folder = network.folder
+    assert folder is not None
+    only_carl = {"carl": network.addresses["carl"]}
+    anna = ZenohTransport("anna", "test", network.addresses["anna"], only_carl, network.tls("anna"))
+    bert = network.join("bert")
+    try:
+        anna.serve(lambda key, reply: reply(b"anna"))
+        time.sleep(0.3)
+        assert not bert.alive("anna")  # not a neighbour of hers
+        issue(folder, "anna", hosts=["127.0.0.1"], out=tmp_path)
+        renewed = Tls(folder / "ca.pem", tmp_path / "anna.pem", tmp_path / "anna.key")
+        anna.reopen(network.neighbours("anna"), renewed)
+        wait_for(lambda: bert.alive("anna"))
+        assert bert.ask("anna", "word", LONG, 100) == b"anna"
+    finally:
+        anna.close()
+        bert.close()
+
+
+def test_a_neighbour_that_floods_loses_its_oldest_questions() -> None:
+    network, desk = ZenohNetwork(None), Desk()
+    anna, bert = network.join("anna"), network.join("bert")
+    try:
+        bert.serve(desk)
+        wait_for(lambda: anna.alive("bert"))
+        with ThreadPoolExecutor(70) as pool:
+            first = pool.submit(anna.ask, "bert", "held/first", LONG, 100)
+            wait_for(lambda: desk.held)
+            more = [pool.submit(anna.ask, "bert", f"held/{number}", LONG, 100) for number in range(64)]
+            assert first.result() is None
+            wait_for(lambda: len(desk.held) == 65)
+            for _, reply in desk.held:
+                reply(b"x")
+            assert [one.result() for one in more] == [b"x"] * 64
+    finally:
+        anna.close()
+        bert.close()
+
+
+def test_mistakes_are_said_in_words(network: ZenohNetwork) -> None:
+    with pytest.raises(FedA2LError, match=r"'a/\*' cannot be the name"):
+        ZenohTransport("a/*", "test", "127.0.0.1:0", {})
+    anna = network.join("anna")
+    try:
+        with pytest.raises(FedA2LError, match="anna cannot listen on"):
+            network.join("anna")
+    finally:
+        anna.close()
+
+
+def test_a_program_that_ends_by_an_error_ends() -> None:
+    program = """
+from feda2l.peer.zenoh_transport import ZenohTransport
+node = ZenohTransport("anna", "test", "127.0.0.1:0", {"bert": "127.0.0.1:1"})
+node.serve(lambda key, reply: None)
+raise SystemExit(7)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=20, check=False).returncode == 7
+
+
+def test_closing_leaves_no_threads_and_descriptors(certificates: Path) -> None:
+    network = ZenohNetwork(certificates)
+
+    def meet() -> None:
+        anna, bert = network.join("anna"), network.join("bert")
+        bert.serve(lambda key, reply: reply(b"x"))
+        wait_for(lambda: anna.alive("bert"))
+        assert anna.ask("bert", "x", LONG, 10) == b"x"
+        anna.close()
+        bert.close()
+
+    meet()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("answers-")])
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        meet()
+    wait_for(lambda: threading.active_count() <= threads and len(os.listdir("/proc/self/fd")) <= descriptors + 2)
+
+
+def memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
