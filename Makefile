@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 
-.PHONY: demo test test-long contract lint bench browser clean
+.PHONY: demo test test-long contract soak fuzz lint bench browser clean
 
 demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
 	$(BIN)/feda2l demo
@@ -16,6 +16,12 @@ test-long: $(VENV)/.test lint browser ## everything, the tests that take minutes
 
 contract: $(VENV)/.test      ## every algorithm with every rate rule on every topology, for one round
 	$(BIN)/python -m pytest -n 2 -m long -rP tests/algorithms/test_contract_of_algorithms.py
+
+soak: $(VENV)/.test          ## five real nodes for 20 minutes under random faults: does anything grow?
+	$(BIN)/python -m feda2l.bench.soak --minutes 20
+
+fuzz: $(VENV)/.test          ## 100,000 broken messages: nothing may crash, hang or grow
+	$(BIN)/python -m feda2l.bench.fuzz_messages --inputs 100000
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check src tests examples conftest.py

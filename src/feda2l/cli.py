@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -355,6 +356,63 @@ def node(
         start.start_node(config, insecure=insecure, data=data, log_json=log_json)
 
 
+@app.command
+def swarm(
+    spec: Path | None = None,
+    *,
+    nodes: int | None = None,
+    set_: Set = None,
+    out: Path | None = None,
+    insecure: Annotated[bool, Parameter(negative=())] = False,
+    wire: Literal["fp32", "bf16"] = "fp32",
+    faults: Path | None = None,
+    data: DataFolder = None,
+    resume: bool = False,
+    quiet: bool = False,
+    keep: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Run a spec on real peers: a process a node on this machine, TLS between them, one run folder at the end.
+
+    Parameters
+    ----------
+    spec
+        TOML file, as for `feda2l run`; without one it is the default
+    nodes
+        how many nodes (data.nodes of the spec)
+    out
+        the run folder itself (default runs/NAME); the nodes' own folders are below its nodes/
+    insecure
+        plaintext: no certificates
+    wire
+        how parameters travel; bf16 halves the bytes and rounds what is sent
+    faults
+        a fault plan (the spec's `faults`): who crashes, hangs or is not heard, and when
+    resume
+        go on where the nodes in the folder stopped; also with more rounds
+    quiet
+        no table of the nodes
+    keep
+        keep the private keys; else they are deleted at the end
+    """
+    _demand_peers()
+    from feda2l.experiment.run import Run
+    from feda2l.experiment.spec import Spec
+    from feda2l.peer.swarm import Options, swarm
+    from feda2l.report.one_run import summary_text
+
+    sets = list(set_ or [])
+    if nodes is not None:
+        if nodes < 2:
+            raise FedA2LError(f"--nodes {nodes}: a swarm has at least 2 nodes")
+        sets.append(f"data.nodes={nodes}")
+    if faults is not None:
+        sets.append(f"faults={json.dumps(str(faults))}")
+    wanted = Spec.load(spec, sets) if spec else Spec.parse({}, "spec", sets)
+    options = Options(insecure=insecure, wire=wire, data=data, resume=resume, shown=not quiet, keep=keep)
+    done: Run = swarm(wanted, out, options)
+    print(summary_text(done.summary, done.path))
+
+
 @certs_app.command
 def init(folder: Path = Path("certs"), *, days: int = 3650) -> None:
     """Make a certificate authority: ca.pem for every node, ca.key for nobody else.
@@ -415,7 +473,7 @@ def show(*paths: Path) -> None:
 
 
 def _demand_peers() -> None:
-    missing = [name for name in ("cryptography", "zenoh", "prometheus_client") if find_spec(name) is None]
+    missing = [name for name in ("cryptography", "zenoh", "blake3", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise FedA2LError(f"real peers need {' and '.join(missing)}: pip install 'feda2l[peers]'")
 

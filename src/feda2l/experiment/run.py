@@ -71,7 +71,7 @@ class Run:
     def model(self, node: int | None = None) -> nn.Module:
         """One node's aggregated model, or the mean model of all nodes, from the last checkpoint."""
         state = self.state(node)
-        facts = json.loads(self.folder.environment.read_text())
+        facts = self._facts
         shape = Shape(tuple(facts["input"]), facts["classes"], facts.get("horizon"))
         model = new_model(self.spec.model.name, self.spec.seed, shape)
         model.load_state_dict(state, strict=False)  # frozen parameters are the model's own
@@ -80,10 +80,14 @@ class Run:
     def state(self, node: int | None = None) -> dict[str, Any]:
         """Parameters and buffers of one node's model, or of the mean model, by name."""
         saved = read_checkpoint(self.checkpoint)
-        nodes = self.spec.data.nodes
+        nodes, alone = self.spec.data.nodes, self._facts.get("node")
+        if alone is not None:  # the folder of one real node
+            if node not in (None, alone):
+                raise FedA2LError(f"--node {node}: the folder is of node {alone}")
+            node = 0
         if node is not None and not 0 <= node < nodes:
             raise FedA2LError(f"--node {node}: the run has nodes 0 to {nodes - 1}")
-        there = self._present(int(saved["round"]))
+        there = [0] if alone is not None else self._present(int(saved["round"]))
         state = {}
         for key, value in saved.items():
             kind, _, name = key.partition(".")
@@ -92,6 +96,11 @@ class Run:
                 mean = own.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else own[0]
                 state[name] = mean if node is None else value[node].clone()
         return state
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(self.folder.environment.read_text())
+        return facts
 
     def _present(self, round: int) -> list[int]:
         """Who took part in a round; a model that was left behind is no part of the mean."""

@@ -28,8 +28,11 @@ class PlannedFaults:
         time.sleep(self.plan.delay(self.node, round))
 
     def hears(self, sender: int, round: int) -> bool:
-        """A message that arrives broken is heard, and refused."""
-        return self.plan.hears(self.node, sender, round) or self.plan.rejects(self.node, sender, round)
+        """A message that arrives broken is heard, and refused.
+
+        Whether it should be away itself does not matter: one that hung and goes on asks how far the others are.
+        """
+        return self.plan.reaches(sender, self.node, round) or self.plan.rejects(self.node, sender, round)
 
     def spoils(self, sender: int, round: int) -> bool:
         return self.plan.rejects(self.node, sender, round)

@@ -130,7 +130,8 @@ class Peer(Simulation):
         return {name: values.tolist() for name, values in layers.items()} | {"zeta": [[None] * len(self.layers)]}
 
     def bytes_sent(self) -> list[int]:
-        return [self.courier.facts.heard_by * self.message * self.algorithm.gossip]
+        message = self.message * WIRE[self.wire].itemsize // 4  # the rest is float32 in the simulator's count too
+        return [self.courier.facts.heard_by * message * self.algorithm.gossip]
 
     def _said(self, heads: Mapping[Neighbour, Head], when: tuple[int, int]) -> dict[Neighbour, Head]:
         """Those who have a message of this exchange; who is past it, or says that it has none, is not waited for."""

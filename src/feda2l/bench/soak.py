@@ -1,0 +1,171 @@
+"""Does a network of real nodes last? Random faults for minutes; the first node, which is spared, must stay as it is.
+
+`python -m feda2l.bench.soak --minutes 20` kills, stops, ends and restarts the others at random, and watches memory,
+descriptors and threads of the one that lives through all of it.
+"""
+
+import argparse
+import json
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from feda2l.errors import RunFailed
+from feda2l.experiment.reading import read_toml
+from feda2l.experiment.spec import Spec
+from feda2l.peer.swarm_folder import SwarmFolder
+from feda2l.peer.swarm_process import NodeProcess
+from feda2l.topology import build
+
+SPEC = {
+    "name": "soak",
+    "rounds": 1_000_000,
+    "data": {"nodes": 5, "alpha": 1.0},
+    "training": {"epochs": 3},
+    "evaluation": {"every": 20},
+}
+QUICK = {
+    "deadline": {"least": 2.0, "most": 30.0, "factor": 6.0},
+    "log": {"megabytes": 1.0, "files": 2},
+    "checkpoint_rounds": 5,
+}
+FAULTS = ("kill", "stop", "leave", "reload")
+EVERY = (4.0, 12.0)  # seconds between faults
+AWAY = (0.5, 10.0)  # seconds that a node is gone
+LOOK = 5.0  # seconds between two looks at the spared node
+SETTLED = 60.0  # seconds: memory is compared from here on
+
+
+class Look(NamedTuple):
+    """What the spared node takes at a moment."""
+
+    seconds: float
+    memory: int  # bytes
+    descriptors: int
+    threads: int
+
+
+def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
+    """Run it; RunFailed if a node fails by itself or the spared one loses a round."""
+    spec = Spec.parse(SPEC)
+    nodes = spec.data.nodes
+    swarm = SwarmFolder(folder, nodes)
+    swarm.prepare(spec, build("full", nodes), None, insecure=False, wire="fp32")
+    for member in swarm.members:
+        member.config.write_text(tomli_w.dumps(read_toml(member.config) | QUICK))
+    processes = [NodeProcess(member, ()) for member in swarm.members]
+    draw, looks, faults = random.Random(seed), list[Look](), Counter[str]()
+    began = time.monotonic()
+    due: dict[int, tuple[float, str]] = {}  # who comes back when, and from what
+    try:
+        for process in processes:
+            process.start()
+        next_fault, next_look = began + 20.0, began
+        while (now := time.monotonic()) < began + 60 * minutes:
+            time.sleep(0.2)
+            for process in processes:
+                if (code := process.look()) is not None and process.id not in due:
+                    raise RunFailed(f"{process} ended by itself with {code}:\n{process.last_words()}")
+            for id, (when, kind) in list(due.items()):
+                if now >= when and _bring_back(processes[id], kind):
+                    del due[id]
+            if now >= next_look:
+                looks.append(_look(processes[0], now - began))
+                next_look = now + LOOK
+            if now >= next_fault:
+                next_fault = now + draw.uniform(*EVERY)
+                victims = [process.id for process in processes[1:] if process.id not in due]
+                if len(victims) > 2:  # at most two of five at a time
+                    kind, id = draw.choice(FAULTS), draw.choice(victims)
+                    faults[kind] += 1
+                    _strike(processes[id], kind)
+                    if kind != "reload":
+                        due[id] = now + draw.uniform(*AWAY), kind
+        for id, (_, kind) in due.items():
+            while not _bring_back(processes[id], kind):
+                time.sleep(0.2)
+        for process in processes:
+            process.signal(signal.SIGTERM)
+        for process in processes:
+            assert process.process is not None
+            process.process.wait(120)
+    finally:
+        for process in processes:
+            process.end()
+    return _figures(swarm, looks, faults, minutes)
+
+
+def _strike(process: NodeProcess, kind: str) -> None:
+    number = {
+        "kill": signal.SIGKILL,
+        "stop": signal.SIGSTOP,
+        "leave": signal.SIGTERM,
+        "reload": signal.SIGHUP,
+    }[kind]
+    process.signal(number)
+
+
+def _bring_back(process: NodeProcess, kind: str) -> bool:
+    """Continue or start a node again; False while it has not ended yet."""
+    if kind == "stop":
+        process.signal(signal.SIGCONT)
+        return True
+    process.look()
+    if process.running:
+        return False
+    process.start()
+    return True
+
+
+def _look(process: NodeProcess, seconds: float) -> Look:
+    assert process.process is not None
+    proc = Path(f"/proc/{process.process.pid}")
+    status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line)
+    memory = 1024 * int(status.get("VmRSS", "0").split()[0])
+    return Look(seconds, memory, len(list((proc / "fd").iterdir())), int(status["Threads"]))
+
+
+def _figures(swarm: SwarmFolder, looks: list[Look], faults: Counter[str], minutes: float) -> dict[str, Any]:
+    spared, *others = (member.state.read() for member in swarm.members)
+    if [record["round"] for record in spared] != list(range(1, len(spared) + 1)):
+        raise RunFailed("the spared node lost a round")
+    if missed := [record["round"] for record in spared if record["train_loss"] is None]:
+        raise RunFailed(f"the spared node missed rounds {missed[:10]}")
+    settled = [look for look in looks if look.seconds > min(SETTLED, 30 * minutes)]
+    third = max(1, len(settled) // 3)
+    scores = [record["accuracy"] for record in spared if "accuracy" in record]
+    parts = {"first": settled[:third], "last": settled[-third:]}
+    return {
+        "minutes": minutes,
+        "faults": dict(faults),
+        "rounds": len(spared),
+        "rounds of the others": [len(records) for records in others],
+        "neighbours heard, mean": statistics.mean(len(record["heard"]) for record in spared),
+        "accuracy": scores[-1] if scores else None,
+        **{
+            f"{name}, {part} third": statistics.median(getattr(look, name) for look in chosen)
+            for name in Look._fields[1:]
+            for part, chosen in parts.items()
+        },
+        "log bytes": sum(path.stat().st_size for path in swarm.members[0].state.path.glob("log*")),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="feda2l-soak-") as folder:
+        print(json.dumps(soak(given.minutes, given.seed, Path(folder)), indent=2))
+
+
+if __name__ == "__main__":
+    main()
