@@ -487,7 +487,7 @@ def main() -> None:
     except FedA2LError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        again = "the same command goes on" if sys.argv[1:2] == ["study"] else "go on with --resume"
+        again = "the same command goes on" if sys.argv[1:2] in (["study"], ["node"]) else "go on with --resume"
         _fail(f"interrupted; {again}", 130)
     except BrokenPipeError:
         sys.stderr.close()

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from first_models import NORMED
 from networks import configs, run_together
 
 import feda2l
 from feda2l.simulate.checkpoint import read_checkpoint
+from first_models import NORMED
 
 SMALL: dict[str, Any] = {
     "name": "small",

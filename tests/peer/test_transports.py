@@ -409,7 +409,7 @@ def test_hung_neighbour_is_noticed_holds_nobody_up_and_comes_back(network: Zenoh
         started = time.monotonic()
         assert carl.ask("bert", "word", LONG, 100) is None  # the lease ends it, long before the timeout
         assert time.monotonic() - started < 6
-        assert not carl.alive("bert")
+        wait_for(lambda: not carl.alive("bert"))
         child.process.send_signal(signal.SIGCONT)
         wait_for(lambda: carl.alive("bert"))
         assert carl.ask("bert", "word", LONG, 100) == b"word"

@@ -1,7 +1,9 @@
 """Between a node and its neighbours: publishes messages, asks for theirs, and believes nothing unchecked."""
 
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
@@ -11,13 +13,14 @@ from torch import Tensor
 from feda2l.peer.certificates import Authority, Identity
 from feda2l.peer.mailbox import NEWEST, Mailbox, Message
 from feda2l.peer.message import HEAD_LIMIT, MOST, PROTOCOL, Head, seal, unseal
-from feda2l.peer.neighbours import Neighbour
+from feda2l.peer.neighbours import KEPT, Neighbour
 from feda2l.peer.payload import Template, digest, pack, unpack
 from feda2l.peer.refused import Refused
 from feda2l.peer.transport import Transport
 
 SLICE = 5.0  # seconds of one held question; then it is asked again, so that a hung neighbour binds nobody for long
 GLANCE = 0.3  # seconds that an answer of a neighbour that is away may take
+FASTER = 4.0  # times as fast as we ever were: who claims more rounds than that lies
 PAUSE = 0.05  # seconds between questions to a neighbour that is not there
 
 
@@ -38,6 +41,9 @@ class Meddler(Protocol):
 
     def before_message(self, round: int) -> None:
         """The node trained and its message is not out: it may crash, hang or be late here."""
+
+    def rejoins(self, round: int) -> bool:
+        """Does the node begin this round from the others' states?"""
 
     def hears(self, sender: int, round: int) -> bool:
         """Does the link from a sender work in this round?"""
@@ -69,6 +75,7 @@ class Courier:
         self.exchanges = exchanges  # of a round
         self.mailbox = Mailbox()
         self.received = 0  # bytes
+        self._lasted: deque[float] = deque(maxlen=KEPT)  # seconds of the last rounds
         self._spare: bytearray | None = None  # memory of a message that was used
         self.round = 0  # of the last message: a quarantine counts from here, whatever round the sender claims
         self.began = time.monotonic()  # of the round
@@ -86,7 +93,10 @@ class Courier:
 
     def begin(self) -> None:
         """A round begins: deadlines count from here."""
-        self.began = time.monotonic()
+        now = time.monotonic()
+        if self.round:
+            self._lasted.append(now - self.began)
+        self.began = now
 
     def publish(self, round: int, step: int, tensors: Mapping[str, Tensor], template: Template) -> None:
         """Let the neighbours see the message of an exchange."""
@@ -135,11 +145,15 @@ class Courier:
                     done.notify_all()
 
         asked = [n for n, neighbour in enumerate(self.neighbours) if self._asked(neighbour, round)]
+        alone = bool(self.neighbours) and not any(neighbour.present for neighbour in self.neighbours)
         open_ |= set(asked)
         for number in asked:
             self._pool.submit(collect, number, self.neighbours[number])
         with done:
             done.wait_for(lambda: not open_)
+        if alone and not found and self._lasted:
+            # with nobody to wait for it would run ahead, and whoever comes back would have to jump to it
+            time.sleep(max(0.0, self.began + statistics.median(self._lasted) - time.monotonic()))
         if len(found) == len(self.neighbours) == self.facts.heard_by and self._mutual:
             # they have what went before, or they would not be here: its memory takes what they send
             self._spare = self._spare or self.mailbox.make_room()
@@ -259,6 +273,8 @@ class Courier:
             head.expect(run=facts.run, round=round, step=step, sender=neighbour.name, model=facts.model)
             if head.round > self.rounds + 1:  # a farewell is of the round after the last
                 raise Refused("round", f"{head.round} of {self.rounds}")
+            if not neighbour.can_be_at(head.round, min(self._lasted, default=0.0) / FASTER or 1e-3):
+                raise Refused("round", f"it was in round {neighbour.heard} a moment ago")
             if not 1 <= head.samples <= neighbour.limits.samples:
                 raise Refused("samples", f"{head.samples} claimed, {neighbour.limits.samples} allowed")
         except Refused as refused:

@@ -27,6 +27,10 @@ class PlannedFaults:
             os.kill(os.getpid(), signal.SIGSTOP)  # whoever watches over it continues it
         time.sleep(self.plan.delay(self.node, round))
 
+    def rejoins(self, round: int) -> bool:
+        """Whoever crashed or hung comes back by itself; this is for one that is well."""
+        return self.plan.rejoins(self.node, round) is not None and not self.plan.away(self.node, round - 1)
+
     def hears(self, sender: int, round: int) -> bool:
         """A message that arrives broken is heard, and refused.
 

@@ -45,7 +45,7 @@ class Head:
     round: int
     step: int  # exchanges within the round, from 0
     sender: str
-    model: str  # the fingerprint of the payload's template
+    model: str  # the fingerprint of model and algorithm: of the payload's template
     digest: str  # of the payload; "" if there is none
     size: int  # bytes of the payload
     samples: int  # of the sender's shard

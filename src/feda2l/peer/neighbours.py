@@ -1,6 +1,7 @@
 """Who is there: how long to wait for each neighbour, who is away, who is not believed any more."""
 
 import statistics
+import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
 
 KEPT = 20  # arrivals that a deadline is made from
 FEWEST = 3  # before that there is no usual
+AHEAD = 2  # rounds that one may be ahead of its last message: the one it is in, and the next
 STEADIEST = 0.05  # of the median: no spread is taken for less
 
 
@@ -20,7 +22,8 @@ class Neighbour:
     limits: LimitsConfig
     present: bool = True  # else it is away: asked, but not waited for
     arrivals: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds into the round
-    heard: int = 0  # the last round that was heard of it
+    heard: int = 0  # the last round that was heard of it, and when
+    heard_at: float = 0.0
     strikes: int = 0  # bad messages since the last good one
     quarantined_until: int = 0  # the first round in which it is asked again
     rejects: Counter[str] = field(default_factory=Counter)
@@ -48,9 +51,13 @@ class Neighbour:
 
     def came(self, round: int, seconds: float) -> None:
         """Its message of a round arrived, so many seconds into the round."""
-        self.present, self.heard = True, round
+        self.present, self.heard, self.heard_at = True, round, time.monotonic()
         self.strikes = max(0, self.strikes - 1)
         self.arrivals.append(seconds)
+
+    def can_be_at(self, round: int, fastest: float) -> bool:
+        """Can it have come to a round since it was heard last, if no round takes less than `fastest` seconds?"""
+        return not self.heard or round <= self.heard + AHEAD + (time.monotonic() - self.heard_at) / fastest
 
     def missed(self) -> None:
         self.present = False

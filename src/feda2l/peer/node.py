@@ -61,6 +61,7 @@ class Node:
         self.meddler = PlannedFaults.load(config.faults, config.id, self.peer.network) if config.faults else None
         self.transport = transport
         self.alone = 0  # rounds in which nobody was heard
+        self.away: set[str] = set()  # neighbours that the log called away
         self.sent = 0  # bytes
         self.saved: float | None = None  # when the checkpoint was written
         self.stopping = False
@@ -225,7 +226,15 @@ class Node:
             heard=f"{len(peer.heard)} of {len(self.courier.neighbours)}",
             seconds=round_off(sum(done.seconds.values())),
         )
+        self._say_who_is_away()
         return max(recorded, peer.round)
+
+    def _say_who_is_away(self) -> None:
+        for neighbour in self.courier.neighbours:
+            if neighbour.present == (neighbour.name in self.away):
+                self.away ^= {neighbour.name}
+                say = self.log.info if neighbour.present else self.log.warning
+                say("back" if neighbour.present else "away", neighbour=neighbour.name, heard_in=neighbour.heard)
 
     def _save(self) -> None:
         self.folder.sync()
@@ -235,10 +244,9 @@ class Node:
     def _end(self, simulator: Simulator) -> None:
         peer = self.peer
         self._status("leaving")
-        seconds = min(LEAVING, max((n.deadline.most for n in self.courier.neighbours), default=0.0))
         heard = {neighbour.name for neighbour in self.config.hears}
         unheard = any(neighbour.name not in heard for neighbour in self.config.heard_by)
-        self.courier.farewell(peer.round, peer.template, seconds, unheard=unheard)
+        self.courier.farewell(peer.round, peer.template, LEAVING, unheard=unheard)
         if peer.active:
             self.log.info("left", after=peer.round, rounds=peer.rounds)
             return
@@ -276,6 +284,8 @@ class Node:
         reconnect(self.courier.transport, config)  # links are down: if they do not come up again, that is the end
         facts = self.courier.facts._replace(degree=len(config.hears), heard_by=len(config.heard_by))
         self.courier.meet(near, facts, identity, authority)
+        ids = {neighbour.id for neighbour in near}
+        self.peer.voices = {id: voice for id, voice in self.peer.voices.items() if id in ids}
         self.expires = identity.until.timestamp() if identity else None
         self.log.info("reloaded", neighbours=[neighbour.name for neighbour in near])
 

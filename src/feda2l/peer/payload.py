@@ -46,15 +46,15 @@ class Place(NamedTuple):
 class Template:
     """What every message of a run looks like, known from a node's own: names, dtypes, shapes, and so the size.
 
-    `limit` is the exact size of a payload in bytes; `fingerprint` is the sha256 of `head`, its first bytes, which
-    neighbours compare before the first round: equal fingerprints, equal layouts.
+    `limit` is the exact size of a payload in bytes; `fingerprint` is the sha256 of `head`, its first bytes, and of what
+    else neighbours must agree on (`about`), which they compare before the first round.
 
     >>> template = Template({"weight": (torch.float32, (2, 3))})
     >>> template.limit - len(template.head)
     24
     """
 
-    def __init__(self, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    def __init__(self, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], about: str = "") -> None:
         if odd := [f"{name} ({dtype})" for name, (dtype, _) in tensors.items() if dtype not in DTYPES]:
             raise ValueError(f"only floating-point tensors travel, not {', '.join(odd)}")
         ranks = list(DTYPES)
@@ -71,17 +71,16 @@ class Template:
         ahead = len(self.head)
         self.places = {n: p._replace(start=ahead + p.start, stop=ahead + p.stop) for n, p in places.items()}
         self.limit = ahead + end
-        self.fingerprint = hashlib.sha256(self.head).hexdigest()
+        self.fingerprint = hashlib.sha256(self.head + about.encode()).hexdigest()
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], wire: torch.dtype = torch.float32) -> "Template":
+    def of(cls, tensors: Mapping[str, Tensor], wire: torch.dtype = torch.float32, about: str = "") -> "Template":
         """The template of these tensors; float32 values travel as `wire`, others (a push-sum mass) as they are."""
-        return cls(
-            {
-                name: (wire if tensor.dtype == torch.float32 else tensor.dtype, tuple(tensor.shape))
-                for name, tensor in tensors.items()
-            }
-        )
+        shapes = {
+            name: (wire if tensor.dtype == torch.float32 else tensor.dtype, tuple(tensor.shape))
+            for name, tensor in tensors.items()
+        }
+        return cls(shapes, about)
 
     def views(self, payload: Payload) -> dict[str, Tensor]:
         """The tensors of a payload of the right size, as views of its bytes."""

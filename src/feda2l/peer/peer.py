@@ -1,5 +1,6 @@
 """A node's round over a network: the simulator's, with one row, whose neighbours' rows arrive as messages."""
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -52,7 +53,15 @@ class Peer(Simulation):
 
     def make_template(self) -> None:
         """Learn what a message looks like from one that is never sent."""
-        self.template = Template.of(dict(self._named(self._draft())), WIRE[self.wire])
+        about = f"{self.algorithm!r} {self.weights}"  # who averages in another way does not fit, whatever its model
+        self.template = Template.of(dict(self._named(self._draft())), WIRE[self.wire], about)
+
+    def rejoin(self) -> None:
+        """Where a fault plan says so: begin the round from the mean of all current messages, the own among them."""
+        meddler = self.courier.meddler
+        if meddler is not None and self.round and meddler.rejoins(self.round + 1):
+            heads = self.courier.heads(self.round, self.algorithm.gossip - 1)
+            self._adopt(heads, self._draft(self.population.trained[self.rows]))
 
     def mix(self) -> None:
         """T -> A: publish, hear, and add up in ascending id as the simulator does."""
@@ -82,28 +91,20 @@ class Peer(Simulation):
                 memory[self.rows].zero_()
             self.population.steps[self.rows] = 0
 
-    @staticmethod
-    def is_behind(heads: Mapping[Neighbour, Head], round: int) -> bool:
-        """Is somebody who has a state to take over so far ahead of a round?"""
-        return any(head.size and head.round >= round + BEHIND for head in heads.values())
+    def is_behind(self, heads: Mapping[Neighbour, Head], round: int) -> bool:
+        """Is somebody who has a state to take over so far ahead of a round, or in the last one already?"""
+        far = min(round + BEHIND, max(round + 1, self.rounds))
+        return any(head.size and head.round >= far for head in heads.values())
 
     def take_over(self, heads: Mapping[Neighbour, Head], own: Rows | None = None) -> bool:
         """Go on with the network's round from the weighted mean of the neighbours' current states.
 
-        Histories and the optimiser's memory stay. A node that lagged brings in its own state, one that was gone does
-        not: its own is old. False, and nothing changed, if there was nobody's to take.
+        A node that lagged brings in its own state, one that was gone does not: its own is old. False, and nothing
+        changed, if there was nobody's to take.
         """
-        heads = {neighbour: head for neighbour, head in heads.items() if head.size}
-        latest = max((head.round for head in heads.values()), default=0)
-        current = {neighbour: head for neighbour, head in heads.items() if head.round >= latest - 1}
-        self.listen(current)
-        rows = self._draft() if own is None else own
-        mixed = self._mean(rows, current, {}, itself=own is not None, whole=True)
-        if not self.heard:
+        latest = self._adopt(heads, own)
+        if not latest:
             return False
-        self.population.base[self.rows].copy_(mixed["model"])
-        for name, values in self._statistics().items():
-            values.copy_(mixed[name])
         self.jumped = True
         # Who lagged goes on with the round that the others are in: with the next one it would be ahead of them, those
         # behind it would jump ahead of it, and so on, around a ring for ever. Who comes back begins the next one with
@@ -115,6 +116,27 @@ class Peer(Simulation):
             self.round = latest - 1 if latest < self.rounds else latest
         self.rates.skip(self.round)
         return True
+
+    def _adopt(self, heads: Mapping[Neighbour, Head], own: Rows | None) -> int:
+        """Take the weighted mean of current states as the base; histories and the optimiser's memory stay.
+
+        The newest round of them, 0 if nobody has a state.
+        """
+        heads = {neighbour: head for neighbour, head in heads.items() if head.size}
+        rounds = [head.round for head in heads.values()]
+        ahead = [round for round in rounds if round > self.round + 1] or rounds or [0]
+        # where several are ahead, the lower middle one's: no single one takes the others to a round of its choice
+        latest = statistics.median_low(ahead)
+        current = {neighbour: head for neighbour, head in heads.items() if head.round >= latest - 1}
+        self.listen(current)
+        rows = self._draft() if own is None else own
+        mixed = self._mean(rows, current, {}, itself=own is not None, whole=True)
+        if not self.heard:
+            return 0
+        self.population.base[self.rows].copy_(mixed["model"])
+        for name, values in self._statistics().items():
+            values.copy_(mixed[name])
+        return latest
 
     def adapt(self, sigma: Tensor) -> dict[str, Any]:
         """As in the simulator where something was mixed; else there is nothing to observe."""
@@ -229,14 +251,14 @@ class Peer(Simulation):
         """The largest norm of a message that is taken."""
         return self.norm_limit * (norm(dict(self._named(rows))) + 1)
 
-    def _draft(self) -> Rows:
-        """A message that is not sent, of a node that did not train: T is B.
+    def _draft(self, trained: Tensor | None = None) -> Rows:
+        """A message that is not sent; of a node that did not train, T is B.
 
         Publishing may change what an algorithm remembers, so it remembers a copy.
         """
         own = self._own()
         copies = [{name: values.clone() for name, values in kept.items()} for kept in (own.memory, own.notes)]
-        draft = replace(own, trained=own.base, memory=copies[0], notes=copies[1])
+        draft = replace(own, trained=own.base if trained is None else trained, memory=copies[0], notes=copies[1])
         return self.algorithm.publish(draft) | self._beside()
 
     def _beside(self) -> Rows:

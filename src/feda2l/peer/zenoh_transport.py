@@ -315,10 +315,10 @@ class _Question:
         if payload is None:
             self.end()
         else:
-            self.asker.run(self, lambda: self._send(payload))
+            view = memoryview(payload).cast("B")  # from here on: nobody writes over what is viewed
+            self.asker.run(self, lambda: self._send(view))
 
-    def _send(self, payload: Payload) -> None:
-        view = memoryview(payload).cast("B")
+    def _send(self, view: memoryview) -> None:
         piece = zenoh.ZBytes(bytes(view[self.start : self.start + PIECE]))
         try:
             self.query.reply(self.query.key_expr, piece, attachment=view.nbytes.to_bytes(8, "little"))

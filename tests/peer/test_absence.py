@@ -1,0 +1,298 @@
+"""One node's round when neighbours are absent, vanish, are ahead: by hand calculation."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import configs
+from torch import Tensor
+
+from feda2l.experiment.assemble import populate
+from feda2l.experiment.records import RunFolder
+from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
+from feda2l.peer.courier import Facts
+from feda2l.peer.message import PROTOCOL, Head
+from feda2l.peer.neighbours import Neighbour
+from feda2l.peer.node import assemble_node
+from feda2l.peer.peer import Peer
+
+SPEC: dict[str, Any] = {
+    "name": "absent",
+    "rounds": 50,
+    "data": {"name": "digits", "nodes": 4},
+    "topology": {"name": "full"},
+    "rates": {"name": "feda2l", "warmup_rounds": 1, "window": 2, "base": 0.05},
+}
+OWN = 7.0  # every parameter that this node trained
+THEIRS = {1: 1.0, 2: 2.0, 3: 4.0}
+SAMPLES = {1: 100, 2: 300, 3: 50}
+
+
+class Mail:
+    """A courier whose neighbours say what a test wants: all parameters of node j are `values[j]`, exchange after
+    exchange; who is in `gone` at an exchange has no payload any more.
+    """
+
+    def __init__(self, peer: Peer, samples: int) -> None:
+        self.peer = peer
+        self.facts = Facts("run", "n0", "0" * 64, samples=samples, steps=1, degree=3, heard_by=3)
+        self.neighbours = {
+            j: Neighbour(NeighbourConfig(name=f"n{j}", id=j, address="localhost:1"), DeadlineConfig(), LimitsConfig())
+            for j in THEIRS
+        }
+        self.rounds: dict[int, int] = {}  # of the heads; default the one that is asked for
+        self.silent: Mapping[int, set[int]] = {}  # by step: no head
+        self.gone: Mapping[int, set[int]] = {}  # by step: a head, but no payload
+        self.values: Callable[[int, int], float] = lambda j, step: THEIRS[j]
+        self.published: list[tuple[int, int]] = []
+        self.asked: list[int] = []
+
+    def publish(self, round: int, step: int, tensors: Any, template: Any) -> None:
+        self.published.append((round, step))
+
+    def heads(self, round: int, step: int) -> dict[Neighbour, Head]:
+        return {
+            neighbour: self.head(j, self.rounds.get(j, round), step)
+            for j, neighbour in self.neighbours.items()
+            if j not in self.silent.get(step, ())
+        }
+
+    def head(self, j: int, round: int, step: int = 0) -> Head:
+        size = self.peer.template.limit
+        return Head(PROTOCOL, "run", round, step, f"n{j}", "0" * 64, "0" * 64, size, SAMPLES[j], 1, 3, 3)
+
+    def load(self, neighbour: Neighbour, head: Head, template: Any, most: float) -> dict[str, Tensor] | None:
+        self.asked.append(neighbour.id)
+        if neighbour.id in self.gone.get(head.step, ()):
+            return None
+        value = self.values(neighbour.id, head.step)
+        return {name: torch.full(place.shape, value) for name, place in template.places.items()}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., tuple[Peer, Mail]]]:
+    engines = []
+
+    def peer(**changes: Any) -> tuple[Peer, Mail]:
+        config = configs(SPEC | changes, tmp_path)[0]
+        assembled = assemble_node(config, None, RunFolder(config.state))
+        engines.append(populate([assembled]))
+        made = assembled.simulation
+        assert isinstance(made, Peer)
+        made.make_template()
+        mail = Mail(made, len(made.member.shards[0]))
+        made.courier = mail  # type: ignore[assignment]
+        made.population.trained.fill_(OWN)
+        return made, mail
+
+    yield peer
+    for engine in engines:
+        engine.close()
+
+
+def parameters(peer: Peer) -> Tensor:
+    """All parameters of the node's base, without padding."""
+    return peer.population.base[0][peer.parameter_columns]
+
+
+def everywhere(peer: Peer, value: float) -> None:
+    torch.testing.assert_close(parameters(peer), torch.full_like(parameters(peer), value), rtol=1e-6, atol=0)
+
+
+def mean(own: float, samples: dict[int, int], values: Mapping[int, float] = THEIRS, size: int = 0) -> float:
+    """The mean by samples of this node (if `size`) and of the others in `samples`."""
+    total = size + sum(samples.values())
+    return (size * own + sum(n * values[j] for j, n in samples.items())) / total
+
+
+def without(*absent: int) -> dict[int, int]:
+    return {j: n for j, n in SAMPLES.items() if j not in absent}
+
+
+@pytest.mark.parametrize("absent", [(), (2,), (1, 3), (1, 2, 3)])
+@pytest.mark.parametrize("how", ["silent", "gone"])
+def test_who_is_absent_has_no_weight_and_the_others_share_it(make, absent, how):
+    """Nobody's head, or a head whose payload is gone when it is asked for: the sum is made again without it."""
+    peer, mail = make()
+    setattr(mail, how, {0: set(absent)})
+    peer.mix()
+    everywhere(peer, mean(OWN, without(*absent), size=mail.facts.samples))
+    assert peer.heard == tuple(without(*absent))
+    if absent == (1, 3) and how == "gone":
+        assert mail.asked == [1, 2, 3, 2]  # 1 is gone at once, 3 after 2 was added: 2 is asked once more
+
+
+@pytest.mark.parametrize(("absent", "own"), [((), 1 / 4), ((2,), 2 / 4), ((1, 2, 3), 1.0)])
+def test_metropolis_gives_the_missing_share_to_itself(make, absent, own):
+    """All have three neighbours: 1/4 each, and what the absent would get is the node's own."""
+    peer, mail = make(topology={"name": "full", "weights": "metropolis"})
+    peer.listen({neighbour: mail.head(j, 1) for j, neighbour in mail.neighbours.items()})  # it knows of all
+    mail.gone = {0: set(absent)}
+    peer.mix()
+    everywhere(peer, own * OWN + sum(THEIRS[j] / 4 for j in without(*absent)))
+
+
+def test_uniform_is_one_over_those_present(make):
+    peer, mail = make(topology={"name": "full", "weights": "uniform"})
+    mail.silent = {0: {1}}
+    peer.mix()
+    everywhere(peer, (OWN + THEIRS[2] + THEIRS[3]) / 3)
+
+
+def test_gossip_goes_on_without_a_neighbour_that_misses_one_exchange(make):
+    """Three exchanges; node 2 is missing in the second, and its message of the third is taken again."""
+    peer, mail = make(algorithm={"name": "dfedsam", "gossip_steps": 3})
+    mail.values = lambda j, step: THEIRS[j] + 10 * step
+    mail.gone = {1: {2}}
+    peer.mix()
+    value, size = OWN, mail.facts.samples
+    for step, absent in enumerate([(), (2,), ()]):
+        value = mean(value, without(*absent), {j: mail.values(j, step) for j in THEIRS}, size)
+    everywhere(peer, value)
+    assert mail.published == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_a_message_of_another_exchange_is_not_mixed(make):
+    """A neighbour one round ahead went on without us: it is not waited for, and its state is not of this round."""
+    peer, mail = make()
+    mail.rounds = {2: 2}
+    peer.mix()
+    everywhere(peer, mean(OWN, without(2), size=mail.facts.samples))
+    assert not mail.neighbours[2].present
+    assert mail.neighbours[1].present
+
+
+# --- rates ------------------------------------------------------------------------------------------------------------
+
+
+def go_on(peer: Peer) -> dict[str, Any]:
+    """A round after its training."""
+    sigma = peer.divergence([1.0])
+    peer.mix()
+    return peer.adapt(sigma)
+
+
+def history(peer: Peer) -> int:
+    return len(peer.rates.state_dict()["divergence_history"])
+
+
+def test_nothing_mixed_is_no_observation_and_the_rates_stay(make):
+    peer, mail = make()
+    for _ in range(3):
+        go_on(peer)
+    rates, multiplier, observed = peer.rates.rates.clone(), peer.rates.multiplier.clone(), history(peer)
+    before = {key: value.clone() for key, value in peer.rates.state_dict().items()}
+    mail.silent = {0: {1, 2, 3}}
+    layers = go_on(peer)
+    assert peer.round == 4
+    assert peer.heard == ()
+    everywhere(peer, OWN)  # what it trained, and nothing else
+    assert torch.equal(peer.rates.rates, rates)
+    assert torch.equal(peer.rates.multiplier, multiplier)
+    assert history(peer) == observed
+    for key, value in peer.rates.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    assert layers["zeta"] == [[None] * len(peer.layers)]
+    mail.silent = {}
+    go_on(peer)
+    assert peer.round == 5
+    assert not torch.equal(peer.rates.rates, rates)  # with the network's round in the decay, it observes again
+
+
+@pytest.mark.parametrize("rule", ["exponential", "cosine", "step"])
+def test_a_schedule_follows_the_round_whoever_is_there(make, rule):
+    peer, mail = make(rates={"name": rule, "base": 0.05})
+    with_all = []
+    for _ in range(4):
+        go_on(peer)
+        with_all.append(peer.rates.rates.clone())
+    alone, mail = make(rates={"name": rule, "base": 0.05})
+    mail.silent = {0: {1, 2, 3}}
+    for expected in with_all:
+        go_on(alone)
+        assert torch.equal(alone.rates.rates, expected)
+
+
+# --- coming back ------------------------------------------------------------------------------------------------------
+
+
+def test_who_lags_takes_over_the_mean_with_its_own_state(make):
+    peer, mail = make()
+    for _ in range(3):
+        go_on(peer)
+    observed, rates = history(peer), peer.rates.rates.clone()
+    mail.rounds = {1: 9, 2: 8, 3: 4}  # 3 is as late as we are: its state is old
+    layers = go_on(peer)
+    everywhere(peer, mean(OWN, without(3), size=mail.facts.samples))
+    assert peer.round == 7  # it goes on with the round that the lower of the two ahead is in
+    assert peer.jumped
+    assert peer.heard == (1, 2)
+    assert history(peer) == observed
+    assert torch.equal(peer.rates.rates, rates)
+    assert layers["zeta"] == [[None] * len(peer.layers)]
+    mail.rounds = {}
+    go_on(peer)
+    assert (peer.round, peer.jumped) == (8, False)
+
+
+def test_who_was_gone_takes_over_the_mean_without_its_own_state(make):
+    peer, mail = make()
+    heads = {neighbour: mail.head(j, {1: 9, 2: 8, 3: 4}[j]) for j, neighbour in mail.neighbours.items()}
+    assert peer.is_behind(heads, peer.round)
+    assert peer.take_over(heads)
+    everywhere(peer, mean(OWN, without(3)))
+    assert peer.round == 8  # of 9, 8 and 4: no single one says how far the network is
+
+
+def test_who_was_gone_takes_over_with_metropolis_weights_that_sum_to_one(make):
+    peer, mail = make(topology={"name": "full", "weights": "metropolis"})
+    assert peer.take_over({neighbour: mail.head(j, 9) for j, neighbour in mail.neighbours.items()})
+    everywhere(peer, sum(THEIRS.values()) / 3)
+
+
+def test_who_comes_back_at_the_end_still_takes_part_in_the_last_round(make):
+    """Else nothing would be written down, nor scored, of a run that is over."""
+    peer, mail = make()
+    assert peer.take_over({neighbour: mail.head(j, 50) for j, neighbour in mail.neighbours.items()})
+    assert peer.round == 49
+    assert peer.active
+
+
+def test_a_payload_gone_while_taking_over_is_left_out(make):
+    peer, mail = make()
+    mail.gone = {0: {2}}
+    assert peer.take_over({neighbour: mail.head(j, 9) for j, neighbour in mail.neighbours.items()})
+    everywhere(peer, mean(OWN, without(2)))
+
+
+def test_a_take_over_that_comes_to_nothing_loses_no_training(make):
+    """All who are ahead vanish before they are asked: the round ends as one that nobody came to."""
+    peer, mail = make()
+    mail.rounds, mail.gone = {1: 9, 2: 9, 3: 9}, {0: {1, 2, 3}}
+    go_on(peer)
+    everywhere(peer, OWN)
+    assert peer.round == 1
+    assert not peer.jumped
+
+
+def test_who_lags_behind_a_network_that_is_done_is_done_too(make):
+    """Alone it would only unlearn what it has not seen itself."""
+    peer, mail = make()
+    mail.rounds = {1: 50, 2: 50, 3: 49}
+    go_on(peer)
+    everywhere(peer, mean(OWN, SAMPLES, size=mail.facts.samples))
+    assert peer.round == 50
+    assert not peer.active
+
+
+def test_one_round_before_the_end_is_behind_too(make):
+    """The others need no message of ours any more, and theirs of our round are gone."""
+    peer, mail = make()
+    peer.round = 48
+    mail.rounds = {1: 50, 2: 50, 3: 50}
+    assert peer.is_behind(mail.heads(49, 0), 49)
+    assert not peer.is_behind(mail.heads(50, 0), 50)
+    mail.rounds = {1: 49, 2: 49, 3: 49}
+    assert not peer.is_behind(mail.heads(48, 0), 48)

@@ -1,0 +1,363 @@
+"""A courier among honest, late, hung and hostile neighbours, in memory."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
+from feda2l.peer.courier import Courier, Facts
+from feda2l.peer.memory_transport import Hub
+from feda2l.peer.message import PROTOCOL, Head, seal
+from feda2l.peer.neighbours import Neighbour
+from feda2l.peer.payload import Template, digest, pack
+from feda2l.peer.transport import Payload, Reply
+
+ROW = {"model.weight": torch.tensor([3.0, 4.0]), "buffers.running_var": torch.tensor([1.0])}
+TEMPLATE = Template.of(ROW)
+LEAST, MOST = 0.4, 1.2
+NORM = 10.0
+
+
+class Told(list[tuple[str, str, bool]]):
+    """What was rejected: neighbour, reason, quarantined."""
+
+    def __call__(self, neighbour: Neighbour, refused: Any, quarantined: bool) -> None:
+        self.append((neighbour.name, refused.reason, quarantined))
+
+
+def courier(hub: Hub, name: str, *near: str, told: Told | None = None, exchanges: int = 1, **limits: Any) -> Courier:
+    made = [
+        Neighbour(
+            NeighbourConfig(name=other, id=int(other[1:]), address="localhost:1"),
+            DeadlineConfig(least=LEAST, most=MOST),
+            LimitsConfig(**({"samples": 1000, "strikes": 3, "quarantine_rounds": 5} | limits)),
+        )
+        for other in near
+    ]
+    facts = Facts("run", name, TEMPLATE.fingerprint, samples=10, steps=1, degree=len(near), heard_by=len(near))
+    told = told if told is not None else Told()
+    return Courier(hub.join(name), made, facts, exchanges=exchanges, rejected=told)
+
+
+def head(sender: str, round: int, load: Payload = b"", **changes: Any) -> bytes:
+    """A head as `sender` would seal it, with lies."""
+    said = {
+        "protocol": PROTOCOL,
+        "run": "run",
+        "round": round,
+        "step": 0,
+        "sender": sender,
+        "model": TEMPLATE.fingerprint,
+        "digest": digest(load) if load else "",
+        "size": len(load),
+        "samples": 10,
+        "steps": 1,
+        "degree": 1,
+        "heard_by": 1,
+    }
+    return seal(Head(**(said | changes)), None)
+
+
+def impostor(hub: Hub, name: str, answer: Callable[[str], Payload | None]) -> None:
+    """A member of the network that answers whatever it likes."""
+
+    def reply_with(key: str, reply: Reply) -> None:
+        reply(answer(key))
+
+    hub.join(name).serve(reply_with)
+
+
+@pytest.fixture
+def hub() -> Hub:
+    return Hub()
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+
+def test_heads_come_in_ascending_id_and_loads_are_the_tensors(hub):
+    couriers = [courier(hub, f"n{i}", *(f"n{j}" for j in (2, 1, 0) if j != i)) for i in range(3)]
+    for one in couriers:
+        one.publish(1, 0, ROW, TEMPLATE)
+    heads = couriers[0].heads(1, 0)
+    assert [neighbour.name for neighbour in heads] == ["n1", "n2"]
+    for neighbour, said in heads.items():
+        loaded = couriers[0].load(neighbour, said, TEMPLATE, NORM)
+        assert loaded is not None
+        assert all(torch.equal(loaded[name], ROW[name]) for name in ROW)
+        assert neighbour.heard == 1
+    assert couriers[0].received == 2 * TEMPLATE.limit
+
+
+def test_a_question_is_held_until_the_neighbour_is_there(hub):
+    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    threading.Timer(0.3, other.publish, (1, 0, ROW, TEMPLATE)).start()
+    one.begin()
+    began = time.monotonic()
+    assert len(one.heads(1, 0)) == 1
+    assert 0.25 < time.monotonic() - began < MOST
+
+
+def test_who_is_late_is_left_out_once_and_then_not_waited_for(hub):
+    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    neighbour = one.neighbours[0]
+    one.begin()
+    began = time.monotonic()
+    assert one.heads(1, 0) == {}
+    assert MOST - 0.1 < time.monotonic() - began < MOST + 1
+    assert not neighbour.present
+    one.begin()
+    began = time.monotonic()
+    assert one.heads(2, 0) == {}
+    assert time.monotonic() - began < LEAST  # a glance
+    other.publish(1, 0, ROW, TEMPLATE)
+    assert one.heads(3, 0) == {}  # it is there, but two rounds behind
+    assert not neighbour.present
+    threading.Timer(0.2, other.publish, (4, 0, ROW, TEMPLATE)).start()
+    other.publish(3, 0, ROW, TEMPLATE)
+    one.begin()
+    assert len(one.heads(4, 0)) == 1  # it keeps the pace again: it is waited for
+    assert neighbour.present
+
+
+def test_the_least_deadline_counts_from_the_own_message(hub):
+    """Whoever is the slowest itself gives the others a chance all the same."""
+    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one.neighbours[0].arrivals.extend([0.01] * 5)  # usually at once
+    one.began = time.monotonic() - 60  # our own training took a minute
+    threading.Timer(LEAST / 2, other.publish, (1, 0, ROW, TEMPLATE)).start()
+    assert len(one.heads(1, 0)) == 1
+
+
+def test_who_is_cut_off_is_asked_again_until_the_deadline(hub):
+    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    other.publish(1, 0, ROW, TEMPLATE)
+    hub.cut("n0", "n1")
+    threading.Timer(0.3, hub.heal, ("n0", "n1")).start()
+    one.begin()
+    assert len(one.heads(1, 0)) == 1
+
+
+def test_who_is_not_even_linked_gets_the_least_deadline_only(hub):
+    one = courier(hub, "n0", "n1")
+    one.begin()
+    began = time.monotonic()
+    assert one.heads(1, 0) == {}
+    assert LEAST <= time.monotonic() - began < MOST
+    assert not one.neighbours[0].present
+
+
+def test_one_that_hangs_does_not_keep_the_others_out(hub):
+    one, other = courier(hub, "n0", "n1", "n2"), courier(hub, "n2", "n0")
+    hub.join("n1").serve(lambda key, reply: None)  # never answers
+    other.publish(1, 0, ROW, TEMPLATE)
+    one.begin()
+    assert [neighbour.name for neighbour in one.heads(1, 0)] == ["n2"]
+
+
+def test_an_error_in_a_thread_leaves_one_out_and_no_round_waiting(hub, monkeypatch):
+    one, other = courier(hub, "n0", "n1", "n2"), courier(hub, "n2", "n0")
+    other.publish(1, 0, ROW, TEMPLATE)
+    ask = one.transport.ask
+
+    def broken(neighbour: str, *rest: Any) -> Payload | None:
+        if neighbour == "n1":
+            raise RuntimeError("nobody foresaw this")
+        return ask(neighbour, *rest)
+
+    monkeypatch.setattr(one.transport, "ask", broken)
+    assert [neighbour.name for neighbour in one.heads(1, 0)] == ["n2"]
+
+
+def test_who_lags_gets_the_newest_head(hub):
+    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    for round in range(1, 8):
+        other.publish(round, 0, ROW, TEMPLATE)
+    (said,) = one.heads(2, 0).values()
+    assert said.round == 7
+
+
+def test_a_payload_that_is_gone_makes_the_neighbour_away(hub):
+    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    other.publish(1, 0, ROW, TEMPLATE)
+    ((neighbour, said),) = one.heads(1, 0).items()
+    other.publish(2, 0, ROW, TEMPLATE)
+    other.publish(3, 0, ROW, TEMPLATE)  # two are kept: the first is gone
+    assert one.load(neighbour, said, TEMPLATE, NORM) is None
+    assert not neighbour.present
+    assert not neighbour.rejects  # late, not wrong
+
+
+# --- leaving and coming ---------------------------------------------------------------------------------------------
+
+
+def test_newest_waits_for_all_or_for_enough(hub):
+    one, other = courier(hub, "n0", "n1", "n2"), courier(hub, "n1", "n0")
+    other.publish(5, 0, ROW, TEMPLATE)
+    began = time.monotonic()
+    assert [said.round for said in one.newest(MOST, lambda heads: bool(heads)).values()] == [5]
+    assert time.monotonic() - began < MOST
+    began = time.monotonic()
+    assert len(one.newest(LEAST, lambda heads: False)) == 1
+    assert time.monotonic() - began >= LEAST
+    late = courier(hub, "n2", "n0")
+    threading.Timer(0.2, late.publish, (6, 0, ROW, TEMPLATE)).start()
+    assert {said.round for said in one.newest(60, lambda heads: False).values()} == {5, 6}
+
+
+def test_farewell_lasts_until_all_have_the_last_message(hub):
+    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    for each in (one, other):
+        each.publish(3, 0, ROW, TEMPLATE)
+    threading.Timer(0.4, other.publish, (4, 0, ROW, TEMPLATE)).start()
+    began = time.monotonic()
+    one.farewell(3, TEMPLATE, 30.0, unheard=False)
+    assert 0.35 < time.monotonic() - began < 10
+
+
+def test_farewell_ends_when_the_others_are_gone_or_the_time_is_over(hub):
+    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    began = time.monotonic()
+    one.farewell(3, TEMPLATE, 0.6, unheard=False)  # n1 never gets there
+    assert 0.55 < time.monotonic() - began < 5
+    other.close()
+    began = time.monotonic()
+    one.farewell(3, TEMPLATE, 30.0, unheard=False)
+    assert time.monotonic() - began < 5
+
+
+def test_a_farewell_is_not_a_bad_message(hub):
+    told = Told()
+    one, other = courier(hub, "n0", "n1", told=told), courier(hub, "n1", "n0")
+    threading.Thread(target=other.farewell, args=(3, TEMPLATE, 0.5), kwargs={"unheard": False}).start()
+    heads = one.heads(4, 0)
+    assert [(said.round, said.size) for said in heads.values()] == [(4, 0)]
+    assert not told
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_who_lags_gets_the_last_message_of_one_that_leaves(hub, steps):
+    """Not the empty head that says goodbye: there is nothing in it to go on with."""
+    one, other = courier(hub, "n0", "n1", exchanges=steps), courier(hub, "n1", "n0", exchanges=steps)
+    for step in range(steps):
+        other.publish(7, step, ROW, TEMPLATE)
+    threading.Thread(target=other.farewell, args=(7, TEMPLATE, 5.0), kwargs={"unheard": False}).start()
+    wait = time.monotonic() + 5
+    while other.mailbox._messages[-1].round < 8 and time.monotonic() < wait:
+        time.sleep(0.01)
+    ((neighbour, said),) = one.heads(3, 0).items()
+    assert (said.round, said.step) == (7, steps - 1)
+    assert one.newest(5, lambda heads: False) == {neighbour: said}
+    assert one.load(neighbour, said, TEMPLATE, NORM) is not None
+    one.publish(8, 0, {}, TEMPLATE)
+
+
+# --- not believing ----------------------------------------------------------------------------------------------------
+
+LOAD = pack(ROW, TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (head("n1", 4, LOAD), "replay"),
+        (head("n2", 5, LOAD), "sender"),
+        (head("n1", 5, LOAD, run="another"), "run"),
+        (head("n1", 5, LOAD, model="0" * 64), "model"),
+        (head("n1", 5, LOAD, samples=10**9), "samples"),
+        (head("n1", 5, LOAD, samples=0), "samples"),
+        (b"", "head"),
+        (b"\xff" * 100, "head"),
+        (bytes(100_000), "too large"),
+    ],
+)
+def test_a_bad_head_is_refused_once_a_round_and_quarantined_in_the_end(hub, answer, reason):
+    told = Told()
+    one = courier(hub, "n0", "n1", told=told)
+    impostor(hub, "n1", lambda key: answer)
+    neighbour = one.neighbours[0]
+    for round in (5, 6, 7):
+        one.publish(round, 0, ROW, TEMPLATE)
+        one.begin()
+        began = time.monotonic()
+        assert one.heads(5, 0) == {}
+        assert time.monotonic() - began < MOST / 2  # a bad answer is an answer: nobody waits for a better one
+    assert told == [("n1", reason, False), ("n1", reason, False), ("n1", reason, True)]
+    assert neighbour.rejects == {reason: 3}
+    assert one.heads(12, 0) == {}  # not asked: 7 + 5 rounds
+    assert len(told) == 3
+    one.heads(13, 0)
+    assert len(told) == 4
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_quarantine_counts_from_our_round_not_from_the_senders(hub, away):
+    told = Told()
+    one = courier(hub, "n0", "n1", told=told, strikes=1)
+    impostor(hub, "n1", lambda key: head("n1", 2**31, LOAD, run="another"))
+    one.neighbours[0].present = not away
+    one.publish(40, 0, ROW, TEMPLATE)
+    one.heads(40, 0)
+    assert told == [("n1", "run", True)]
+    assert one.neighbours[0].quarantined_until == 46
+
+
+def bad(name: str, values: list[float]) -> dict[str, Tensor]:
+    return ROW | {name: torch.tensor(values)}
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (pack(bad("model.weight", [math.nan, 0]), TEMPLATE), "not finite"),
+        (pack(bad("model.weight", [math.inf, 0]), TEMPLATE), "not finite"),
+        (pack(bad("buffers.running_var", [-0.1]), TEMPLATE), "negative variance"),
+        (pack(bad("model.weight", [1e4, 0]), TEMPLATE), "norm"),
+        (LOAD + b"x", "size"),
+        (LOAD[:-4], "size"),
+        (pack({"model.weight": torch.ones(2), "buffers.running_vaz": torch.ones(1)}), "layout"),
+    ],
+)
+def test_a_bad_payload_is_refused(hub, load, reason):
+    told = Told()
+    one = courier(hub, "n0", "n1", told=told)
+    impostor(hub, "n1", lambda key: head("n1", 1, load) if key.startswith("head") else load)
+    ((neighbour, said),) = one.heads(1, 0).items()
+    assert one.load(neighbour, said, TEMPLATE, NORM) is None
+    assert told == [("n1", reason, False)]
+    assert neighbour.heard == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (pack(bad("model.weight", [3.0, 5.0]), TEMPLATE), "digest"),  # not what was signed
+        (LOAD[:-4], "size"),
+        (bytes(100_000), "too large"),  # refused by what it announces, before it is fetched
+    ],
+)
+def test_a_payload_that_is_not_the_announced_one_is_refused(hub, sent, reason):
+    told = Told()
+    one = courier(hub, "n0", "n1", told=told)
+    impostor(hub, "n1", lambda key: head("n1", 1, LOAD) if key.startswith("head") else sent)
+    ((neighbour, said),) = one.heads(1, 0).items()
+    assert one.load(neighbour, said, TEMPLATE, NORM) is None
+    assert told == [("n1", reason, False)]
+
+
+def test_bad_payloads_lead_to_quarantine_too(hub):
+    told = Told()
+    one = courier(hub, "n0", "n1", told=told)
+    impostor(hub, "n1", lambda key: head("n1", int(key.split("/")[1]), LOAD) if key[0] == "h" else LOAD[:-1])
+    for round in (1, 2, 3, 4):
+        one.publish(round, 0, ROW, TEMPLATE)
+        one.begin()
+        for neighbour, said in one.heads(round, 0).items():
+            one.load(neighbour, said, TEMPLATE, NORM)
+    assert [quarantined for _, _, quarantined in told] == [False, False, True]  # and then it was not asked

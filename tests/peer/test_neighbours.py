@@ -1,0 +1,74 @@
+"""How long to wait for a neighbour, when it is away, when it is not believed: by hand calculation."""
+
+import pytest
+
+from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
+from feda2l.peer.neighbours import KEPT, Neighbour
+
+
+def neighbour(
+    *arrivals: float, factor: float = 3.0, least: float = 0.1, most: float = 100.0, **limits: int
+) -> Neighbour:
+    one = Neighbour(
+        NeighbourConfig(name="n1", id=1, address="localhost:7001"),
+        DeadlineConfig(factor=factor, least=least, most=most),
+        LimitsConfig(**limits),
+    )
+    for round, seconds in enumerate(arrivals, start=1):
+        one.came(round, seconds)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "bounds", "patience"),
+    [
+        ((), {}, 100.0),  # nobody knows what is usual yet: as long as it may be
+        ((1.0, 1.0), {}, 100.0),
+        ((1.0, 2.0, 4.0), {}, 2 + 3 * 1.0),  # median 2, distances 1 0 2
+        ((1.0, 2.0, 4.0, 8.0), {}, 3 + 3 * 1.5),  # median 3, distances 2 1 1 5
+        ((1.0, 2.0, 4.0), {"factor": 6.0}, 2 + 6 * 1.0),
+        ((1.0, 2.0, 4.0), {"most": 4.5}, 4.5),
+        ((1.0, 2.0, 4.0), {"least": 7.0}, 7.0),
+        ((2.0, 2.0, 2.0), {}, 2 + 3 * 0.05 * 2),  # no spread is taken for a twentieth of the median
+        ((2.0, 2.0, 2.0, 50.0), {}, 2 + 3 * 0.05 * 2),  # one outlier moves neither the median nor the spread
+    ],
+)
+def test_the_deadline_is_median_and_spread_within_bounds(arrivals, bounds, patience):
+    assert neighbour(*arrivals, **bounds).patience == pytest.approx(patience)
+
+
+def test_only_the_last_arrivals_count():
+    one = neighbour(*[50.0] * 30, *[1.0] * KEPT)
+    assert len(one.arrivals) == KEPT
+    assert one.patience == pytest.approx(1 + 3 * 0.05)
+
+
+def test_who_missed_a_round_is_away_until_it_comes_again():
+    one = neighbour(1.0)
+    assert one.present
+    assert one.heard == 1
+    one.missed()
+    assert not one.present
+    one.came(9, 1.0)
+    assert one.present
+    assert one.heard == 9
+
+
+def test_quarantine_after_so_many_strikes_for_so_many_rounds():
+    one = neighbour(strikes=3, quarantine_rounds=4)
+    assert [one.misbehaved("digest", 10), one.misbehaved("norm", 11)] == [False, False]
+    assert not one.quarantined(12)
+    assert one.misbehaved("digest", 12)
+    assert [round for round in range(11, 20) if one.quarantined(round)] == [11, 12, 13, 14, 15, 16]
+    assert one.rejects == {"digest": 2, "norm": 1}
+    assert one.strikes == 0  # it begins anew afterwards
+    assert not one.misbehaved("digest", 17)
+
+
+def test_a_good_message_makes_up_for_a_bad_one():
+    one = neighbour(strikes=2, quarantine_rounds=4)
+    for round in range(1, 9):
+        assert not one.misbehaved("digest", round)
+        one.came(round, 1.0)
+    assert one.strikes == 0
+    assert one.rejects["digest"] == 8
