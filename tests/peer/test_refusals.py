@@ -200,3 +200,9 @@ def test_an_insecure_node_says_so_on_every_line_and_is_not_heard(outcome):
     assert all("INSECURE" in line for line in lines)
     assert all(line["insecure"] for line in node.log())
     assert all(line["heard"] == [] for line in node.rounds())  # nor does it hear anybody
+
+
+def test_strangers_are_logged_with_what_was_wrong_with_them(outcome):
+    refused = " ".join(line["refused"] for line in outcome.honest[0].log("stranger"))
+    for words in ("no certificates", "UnknownIssuer", "expired", "not a neighbour's certificate"):
+        assert words in refused

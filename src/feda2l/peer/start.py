@@ -7,6 +7,7 @@ from feda2l.experiment.records import RunFolder
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
 from feda2l.peer.node import Node, assemble_node
+from feda2l.peer.strangers import watch_for_strangers
 
 
 def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool) -> None:
@@ -22,6 +23,7 @@ def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool)
         config.name, config.state, megabytes=megabytes, files=files, insecure=plain, json_lines=log_json
     ) as log:
         log.adopt()
+        watch_for_strangers(log)
         if plain:
             log.warning("plaintext: anybody can read, change and forge what this node says and hears")
         try:
