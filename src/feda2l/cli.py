@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,18 +66,21 @@ def run(
     quiet
         no progress
     """
+    from feda2l.distributed.ranks import everywhere, leads
     from feda2l.experiment.run import run
     from feda2l.experiment.spec import Spec
     from feda2l.report import one_run
 
     sets = set_ or []
-    wanted = Spec.load(spec, sets) if spec else Spec.parse({}, "spec", sets)
+    wanted = everywhere(lambda: Spec.load(spec, sets) if spec else Spec.parse({}, "spec", sets))
     if show_partition:
         one_run.show_partition(wanted, data, out)
         return
     if resume and out is None:
         out = Path("runs") / wanted.name
     done = run(wanted, out=out, resume=resume, data=data, progress=not quiet)
+    if not leads():
+        return
     summary = done.summary
     print(one_run.summary_text(summary, done.path))
     if (target := summary.get("target")) and target["round"] is None:
@@ -125,6 +129,7 @@ def study(
     dry_run
         list the runs and what they cost here, and stop
     """
+    from feda2l.distributed.ranks import leads
     from feda2l.experiment.studies import study
 
     outcome = study(
@@ -141,7 +146,7 @@ def study(
         dry_run=dry_run,
         say=lambda text: print(text, flush=True),
     )
-    if not dry_run:
+    if not dry_run and leads():
         _end_of_study(outcome)
 
 
@@ -263,7 +268,7 @@ def bench(*, only: list[str] | None = None, json: Path | None = None) -> None:
     Parameters
     ----------
     only
-        works to run: cnn-cifar-b10, digits, resnet18-b10, timer-b32, adapt, mixing, report (default all)
+        works to run: cnn-cifar-b10, digits, resnet18-b10, timer-b32, adapt, mixing, nodes, report (default all)
     json
         write the figures to this file too
     """
@@ -485,8 +490,12 @@ def main() -> None:
     except CycloptsError as error:
         _fail(f"{error}\nfeda2l --help tells what there is", 2)
     except FedA2LError as error:
+        if error.said:
+            sys.exit(error.exit_code)
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
+            sys.exit(130)  # the first rank says it
         again = "the same command goes on" if sys.argv[1:2] in (["study"], ["node"]) else "go on with --resume"
         _fail(f"interrupted; {again}", 130)
     except BrokenPipeError:

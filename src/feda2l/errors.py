@@ -8,6 +8,7 @@ class FedA2LError(Exception):
     """
 
     exit_code = 2
+    said = False  # does another process of the job print it?
 
 
 class RunFailed(FedA2LError):

@@ -26,6 +26,7 @@ SMALL = {
     "timer-b32": partial(works.race, works.TIMER, partial(works.walks, 8, 1), rounds=1, repetitions=1),
     "adapt": partial(works.adapt, works.CIFAR, partial(works.pictures, 10, 10), rounds=1),
     "mixing": partial(works.mixing, sizes=(5, 10), parameters=20, repetitions=2),
+    "nodes": partial(works.growth, sizes=(5, 10), graphs=("k_regular", "one_peer_exponential"), rounds=2),
 }
 REPORT = {"report": partial(report_work, runs=4, rounds=12, nodes=3)}
 

@@ -25,11 +25,14 @@ from feda2l.simulate.simulator import Completed, Simulator, one_thread
 from feda2l.topology import build, build_mixing
 
 UNEVALUATED = {"rounds": 1_000_000, "evaluation": {"every": 1_000_000}}
-CIFAR = {"data": {"name": "cifar10", "partition": "iid", "train_fraction": 1.0}, "model": {"name": "cnn"}} | UNEVALUATED
+IID = {"name": "cifar10", "partition": "iid", "train_fraction": 1.0}
+CIFAR = {"data": IID, "model": {"name": "cnn"}} | UNEVALUATED
 DIGITS = {"data": {"name": "digits", "partition": "dirichlet", "alpha": 0.1}, "model": {"name": "mlp"}} | UNEVALUATED
 
 RESNET = CIFAR | {"model": {"name": "resnet18"}}
 TIMER = {"data": {"name": "exchange_rate"}, "model": {"name": "timer"}} | UNEVALUATED
+
+SMALL = CIFAR | {"model": {"name": "mlp"}}
 
 PATIENCE = 100.0  # seconds after which a race starts no other repetition, for busy machines
 NOISY = 1.5
@@ -120,12 +123,36 @@ def mixing(*, sizes: tuple[int, ...], parameters: int, repetitions: int) -> Resu
     )
 
 
-def pictures(nodes: int, each: int) -> Images:
+def growth(*, sizes: tuple[int, int], graphs: tuple[str, ...], rounds: int) -> Result:
+    """Whole rounds of a small model: what a node costs in a large network, as a multiple of that in a small one."""
+    each: dict[str, dict[int, float]] = {}
+    for graph in graphs:
+        for nodes in sizes:
+            spec = SMALL | {"data": IID | {"nodes": nodes}, "topology": {"name": graph, "k": 4}}
+            with _ours(spec, pictures(nodes, 10, (1, 9, 9))) as (run, simulated):
+                next(simulated)  # the warm-up
+                times = [_seconds(lambda: next(simulated), 1) for _ in range(rounds)]
+            each.setdefault(graph, {})[nodes] = 1e6 * statistics.median(times) / nodes
+            note(f"{graph}, {nodes} nodes")
+    parameters = sum(slot.size for slot in run.simulation.population.layout.slots)
+    ratios = {graph: found[sizes[1]] / found[sizes[0]] for graph, found in each.items()}
+    return Result(
+        what=f"{parameters:,} parameters a node, {sizes[0]:,} and {sizes[1]:,} nodes, {rounds} rounds",
+        outcome=", ".join(
+            f"{graph} {found[sizes[0]]:.0f} to {found[sizes[1]]:.0f} us a node ({ratios[graph]:.2f})"
+            for graph, found in each.items()
+        ),
+        figure=f"{max(ratios.values()):.2f}x",
+        numbers={"ratio": max(ratios.values()), "ratios": ratios, "microseconds_per_node": each},
+    )
+
+
+def pictures(nodes: int, each: int, shape: tuple[int, int, int] = (3, 32, 32)) -> Images:
     """Noise with the shape of CIFAR-10: what a step costs does not depend on what is in the pictures."""
     random = torch.Generator().manual_seed(1)
-    x = torch.randint(256, (nodes * each, 3, 32, 32), dtype=torch.uint8, generator=random)
+    x = torch.randint(256, (nodes * each, *shape), dtype=torch.uint8, generator=random)
     y = torch.arange(nodes * each) % 10
-    half = (0.5, 0.5, 0.5)
+    half = (0.5,) * shape[0]
     return Images("cifar10", x, y, x[:10], y[:10], 10, 255.0, half, half, tuple("0123456789"))
 
 
@@ -175,4 +202,5 @@ WORKS: dict[str, Callable[[], Result]] = {
     "timer-b32": partial(race, TIMER, partial(walks, 8, 32), rounds=1, repetitions=5),
     "adapt": partial(adapt, CIFAR, partial(pictures, 10, 5000), rounds=2),
     "mixing": partial(mixing, sizes=(250, 500, 1000, 2000), parameters=10_000, repetitions=21),
+    "nodes": partial(growth, sizes=(100, 10_000), graphs=("k_regular", "one_peer_exponential"), rounds=7),
 }

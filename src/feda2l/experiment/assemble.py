@@ -131,9 +131,9 @@ def populate(runs: Sequence[Assembled]) -> Engine:
     start = 0
     for number, run in enumerate(runs):
         run.simulation.join(population, start, number)
-        for node in range(run.simulation.nodes):
+        for node, id in enumerate(run.simulation.ids):
             model = run.model
-            if run.spec.model.init == "per_node" and (id := run.simulation.ids[node]):
+            if run.spec.model.init == "per_node" and id:
                 model = new_model(run.spec.model.name, run.spec.seed, Shape.of(run.dataset), node=id)
             population.place(start + node, model)
         start += run.simulation.nodes

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from feda2l.errors import FedA2LError, RunFailed
+from feda2l.experiment.alone import Alone, Decision, OutOfTime
 from feda2l.experiment.assemble import Assembled, Shape, assemble, populate
 from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.environment import environment
@@ -21,17 +23,13 @@ from feda2l.experiment.resume import check_same_faults, check_same_run, continue
 from feda2l.experiment.spec import Spec
 from feda2l.experiment.summary import search_rounds, summarise
 from feda2l.round.states import Layout
-from feda2l.simulate.checkpoint import restore, save_checkpoint
+from feda2l.simulate.checkpoint import write_checkpoint
 from feda2l.simulate.engine import Engine
 from feda2l.simulate.population import MEMORY
 from feda2l.simulate.search import search
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
 
 OnRound = Callable[[dict[str, Any]], None]
-
-
-class OutOfTime(Exception):
-    """The caller of a pack had it stop after a round; it is saved and can go on."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,12 @@ class Watch:
             RunProgress("", 0, shown=self.progress).say(text)
 
 
-def run_packed(runs: list[tuple[Spec, RunFolder]], data: Loaded, *, resume: bool, watch: Watch) -> list[RunFailed]:
+def run_packed(
+    runs: list[tuple[Spec, RunFolder]], data: Loaded, *, resume: bool, watch: Watch, crew: Alone | None = None
+) -> list[RunFailed]:
     """Run as one pack; where that is more than the GPU's memory holds, as two of half the size, and so on."""
     try:
-        return Pack(runs, data, resume, watch).run()
+        return Pack(runs, data, resume, watch, crew or Alone()).run()
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         if len(runs) == 1:
@@ -62,7 +62,7 @@ def run_packed(runs: list[tuple[Spec, RunFolder]], data: Loaded, *, resume: bool
     middle = len(runs) // 2
     halves = (runs[:middle], runs[middle:])
     # what a run had done is in its folder, so each half goes on from there
-    return [failure for half in halves for failure in run_packed(half, data, resume=True, watch=watch)]
+    return [failure for half in halves for failure in run_packed(half, data, resume=True, watch=watch, crew=crew)]
 
 
 class Pack:
@@ -74,14 +74,17 @@ class Pack:
         data: Loaded,
         resume: bool,
         watch: Watch,
+        crew: Alone,
     ) -> None:
-        self.resume, self.watch = resume, watch
+        self.resume, self.watch, self.crew = resume, watch, crew
         self.members: list[tuple[Assembled, RunFolder]] = []
+        self.specs: list[Spec] = []
         self.notes: list[str] = []
         for spec, folder in runs:
             saved = saved_spec(folder) if resume else None
+            spec = continued(spec, saved)
             with spec.at_fault():
-                assembled = assemble(continued(spec, saved), data)
+                assembled = assemble(spec, data)
             if saved is not None:
                 check_same_run(assembled.spec, saved, folder)
                 check_same_faults(assembled.faults, folder)
@@ -92,6 +95,7 @@ class Pack:
                 what = "not a run folder (it has no spec.toml);" if resume else "not empty; go on with --resume or"
                 raise FedA2LError(f"--out {folder.path}: the folder is {what} choose another")
             self.members.append((assembled, folder))
+            self.specs.append(spec)
 
     def run(self) -> list[RunFailed]:
         """Run to the end; what failed is returned, so that other packs go on."""
@@ -99,17 +103,19 @@ class Pack:
             self._say()
             return []
         with ExitStack() as stack:
-            for _, folder in self.members:
+            folders = [folder for _, folder in self.members]
+            for folder in folders:
                 folder.open()
                 stack.callback(folder.close)
-            check_memory([assembled for assembled, _ in self.members])
-            engine = populate([assembled for assembled, _ in self.members])
-            simulations = [assembled.simulation for assembled, _ in self.members]
+            stack.enter_context(self.crew.at_work())
+            runs = self.crew.begin(self.specs, [assembled for assembled, _ in self.members])
+            self.members = list(zip(runs, folders, strict=True))
+            engine = self.crew.together(lambda: self._populate(runs))
             for assembled, folder in self.members:
-                self._begin(assembled, folder, engine.name)
-            engine.start(self.members[0][0].spec.runtime.workers)
+                self.crew.together(partial(self._begin, assembled, folder, engine.name))
+            engine.start(self.crew.workers(runs[0].spec.runtime.workers))
             stack.callback(engine.close)
-            simulator = Simulator(engine, simulations)
+            simulator = self.crew.simulator(engine, [assembled.simulation for assembled in runs])
             try:
                 self._search(engine)
                 self._loop(simulator, stack)
@@ -120,10 +126,13 @@ class Pack:
                     "again with --resume"
                 ) from error
 
+    def _populate(self, runs: list[Assembled]) -> Engine:
+        check_memory(runs)
+        return populate(runs)
+
     def _begin(self, assembled: Assembled, folder: RunFolder, engine: str) -> None:
         simulation = assembled.simulation
-        if folder.checkpoint.exists():
-            restore(simulation, folder.checkpoint)
+        if self.crew.restore(simulation, folder.checkpoint):
             self.notes.append(f"{folder.path}: going on after round {simulation.round}")
         elif self.resume:
             self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
@@ -136,6 +145,7 @@ class Pack:
             engine=engine,
             device=device_name(assembled.device),
             pack=len(self.members),
+            ranks=self.crew.ranks,
             **Shape.of(assembled.dataset)._asdict(),
         )
         folder.write(folder.environment, as_json(facts))
@@ -167,10 +177,12 @@ class Pack:
             for completed in simulator.rounds():
                 for done in completed:
                     self._record(done)
-                    if done.record and done.simulation is lead:
+                    if self.crew.leads and done.record and done.simulation is lead:
                         progress.update(done.record, _mean_rate(done.record))
                 stop, over = interrupted(), self.watch.over()
-                if stop or over or time.monotonic() - saved >= seconds:
+                due = stop or over or time.monotonic() - saved >= seconds
+                stop, over, due = self.crew.decide(Decision(stop, over, due))
+                if due:
                     self._save()
                     saved = time.monotonic()
                 if stop:
@@ -179,7 +191,7 @@ class Pack:
                     raise OutOfTime
 
     def _record(self, done: Completed) -> None:
-        if done.record is None:
+        if done.record is None or not self.crew.leads:
             return
         folder = self.members[done.simulation.number][1]
         timing = {"round": done.simulation.round, **done.seconds, "pack": len(self.members)}
@@ -191,22 +203,27 @@ class Pack:
         for assembled, folder in self.members:
             # a diverged run keeps the last checkpoint that was sound
             if assembled.simulation.diverged is None and assembled.simulation.round:
-                folder.sync()
-                save_checkpoint(assembled.simulation, folder.checkpoint)
+                state = self.crew.state(assembled.simulation)
+                if state is not None:
+                    folder.sync()
+                    write_checkpoint(state, folder.checkpoint)
 
     def _end(self, simulator: Simulator) -> list[RunFailed]:
         self._save()
         failures = []
         for assembled, folder in self.members:
-            summary = summarise(assembled, folder, pack=len(self.members))
-            if assembled.simulation.diverged is None:
+            simulation, whole = assembled.simulation, self.crew.whole(assembled)
+            by_class = simulation.class_accuracy
+            if simulation.diverged is None and by_class is None:
                 # the last round was evaluated, unless this process only came to write the summary
-                simulation = assembled.simulation
-                by_class = simulation.class_accuracy or simulator.evaluate(simulation).get("class_accuracy")
-                if by_class:
-                    summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
-            else:
-                failures.append(RunFailed(why_diverged(assembled)))
+                by_class = simulator.evaluate(simulation).get("class_accuracy")
+            if not self.crew.leads:
+                continue
+            summary = summarise(whole, folder, pack=len(self.members))
+            if by_class:
+                summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
+            if simulation.diverged:
+                failures.append(RunFailed(why_diverged(whole)))
             folder.write_tables()
             folder.write(folder.summary, as_json(summary))
         return failures

@@ -27,7 +27,7 @@ def continued(spec: Spec, saved: Spec | None) -> Spec:
 
 def check_same_run(spec: Spec, saved: Spec, folder: RunFolder) -> None:
     """Everything that is not `FREE` must be as it was: the engine and the precision too, since they decide the bits."""
-    new, old = _flat(spec), _flat(saved)
+    new, old = flat(spec), flat(saved)
     changed = [key for key in sorted(new.keys() | old.keys()) if new.get(key) != old.get(key)]
     changed = [key for key in changed if key not in FREE]
     if changed:
@@ -47,7 +47,8 @@ def check_same_faults(faults: FaultPlan | None, folder: RunFolder) -> None:
         )
 
 
-def _flat(spec: Spec) -> dict[str, Any]:
+def flat(spec: Spec) -> dict[str, Any]:
+    """A spec as `section.key` -> value, without what is not set."""
     values: dict[str, Any] = {}
     for key, value in json.loads(json.dumps(spec.model_dump(exclude_none=True))).items():
         values |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import nn
 
-from feda2l.errors import FedA2LError
+from feda2l.distributed.ranks import everywhere, here, leading
+from feda2l.distributed.start import crew_here, demand_out, demand_same, failed_elsewhere
+from feda2l.errors import FedA2LError, RunFailed
 from feda2l.experiment.assemble import Shape, new_model, pack_key
 from feda2l.experiment.datasets import Loaded, data_key, load_data
 from feda2l.experiment.device import find_device
 from feda2l.experiment.pack import OnRound, Watch, run_packed
 from feda2l.experiment.records import RunFolder
+from feda2l.experiment.resume import flat
 from feda2l.experiment.spec import Spec
 from feda2l.faults.plan import FaultPlan
 from feda2l.simulate.checkpoint import read_checkpoint
@@ -28,9 +31,9 @@ SpecLike = Spec | Mapping[str, Any] | str | Path
 class Run:
     """A run on disk: its spec, its records, its models."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, here: bool = True) -> None:
         self.folder = RunFolder(Path(path))
-        if not self.folder.started:
+        if here and not self.folder.started:  # a rank on another host may not see it
             raise FedA2LError(f"{path}: is not a run folder (it has no {self.folder.spec.name})")
 
     def __repr__(self) -> str:
@@ -154,15 +157,47 @@ def run(
     """
     single = isinstance(specs, Spec | Mapping | str | Path)
     listed = [specs] if isinstance(specs, Spec | Mapping | str | Path) else list(specs)
-    wanted = [_spec(spec) for spec in listed]
+    wanted = everywhere(lambda: [_spec(spec) for spec in listed])
     if not wanted:
         raise FedA2LError("there is no spec to run")
+    if ranks := here():
+        everywhere(lambda: demand_out(out))
+        resume = resume or ranks.restarted
+        given = [flat(spec) for spec in wanted]
+        demand_same(ranks, {f"{i}.{key}": value for i, one in enumerate(given) for key, value in one.items()}, "spec")
+        if not ranks.leads:
+            from feda2l.distributed.follow import follow
+
+            runs = [Run(path, here=False) for path in follow(ranks, data)]
+            if not runs:
+                raise failed_elsewhere()
+            return runs[0] if single else runs
+    with leading(ranks) as result:
+        folders, failures = _run(wanted, out, single=single, resume=resume, data=data, watch=Watch(on_round, progress))
+        result.extend(folder.path for folder in folders)
+    if failures and single:
+        raise failures[0]
+    runs = [Run(folder.path) for folder in folders]
+    return runs[0] if single else runs
+
+
+def _run(
+    wanted: list[Spec],
+    out: str | Path | None,
+    *,
+    single: bool,
+    resume: bool,
+    data: str | Path | None,
+    watch: Watch,
+) -> tuple[list[RunFolder], list[RunFailed]]:
+    """Run specs, those that can together as one pack; their folders, and what failed."""
     folders = _folders(wanted, out, single=single, resume=resume)
+    crew = crew_here()
     packs: dict[Any, list[int]] = {}
     for number, spec in enumerate(wanted):
         packs.setdefault(pack_key(spec), []).append(number)
     loaded: dict[tuple[Hashable, torch.device], Loaded] = {}
-    failures = []
+    failures: list[RunFailed] = []
     for numbers in packs.values():
         first = wanted[numbers[0]]
         with first.at_fault():
@@ -171,11 +206,8 @@ def run(
             if place not in loaded:
                 loaded[place] = Loaded.of(load_data(first.data, data), device)
         members = [(wanted[i], folders[i]) for i in numbers]
-        failures += run_packed(members, loaded[place], resume=resume, watch=Watch(on_round, progress))
-    if failures and single:
-        raise failures[0]
-    runs = [Run(folder.path) for folder in folders]
-    return runs[0] if single else runs
+        failures += run_packed(members, loaded[place], resume=resume, watch=watch, crew=crew)
+    return folders, failures
 
 
 def _spec(spec: SpecLike) -> Spec:

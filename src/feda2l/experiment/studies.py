@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from feda2l.distributed.ranks import everywhere, here, leading
+from feda2l.distributed.start import demand_same
 from feda2l.errors import FedA2LError
 from feda2l.experiment.readings import Reading
 from feda2l.experiment.study import Study
@@ -39,7 +41,7 @@ def study(
     `out` is the study's folder (default `runs/NAME`, with a reading `runs/NAME-READING`). `outcome.runs` are the
     finished runs, `.failed` and `.left` say what is not. `say` is told the cost before anything runs.
     """
-    wanted = load_study(name, sets=sets, reading=reading, seeds=seeds)
+    wanted = everywhere(lambda: load_study(name, sets=sets, reading=reading, seeds=seeds))
     folder = StudyFolder(Path(out or Path("runs") / "-".join(filter(None, (wanted.name, reading)))))
     part = _shard(shard)
     if limit_minutes is not None and limit_minutes <= 0:
@@ -52,7 +54,14 @@ def study(
         for line in (*_plan(work), *_cost(work)):
             tell(line)
         return Outcome([(job, job.state()) for job in work.jobs])
-    with folder.claimed(wanted, part):
+    if ranks := here():
+        demand_same(ranks, {"study": wanted.to_toml()}, "study")
+        if not ranks.leads:
+            from feda2l.distributed.follow import follow
+
+            follow(ranks, data)
+            return Outcome([])
+    with leading(ranks), folder.claimed(wanted, part):
         for line in (*_plan(work)[:1], *work.cost()):
             tell(line)
         return work.run()

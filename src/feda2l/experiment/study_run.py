@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feda2l.distributed.ranks import RanksLost
+from feda2l.distributed.start import crew_here
 from feda2l.errors import Busy, FedA2LError, RunFailed
+from feda2l.experiment.alone import OutOfTime
 from feda2l.experiment.assemble import assemble, pack_key
 from feda2l.experiment.cells import Cell
 from feda2l.experiment.datasets import Loaded, data_key, load_data
 from feda2l.experiment.device import find_device
-from feda2l.experiment.pack import OutOfTime, Watch, run_packed
+from feda2l.experiment.pack import Watch, run_packed
 from feda2l.experiment.run import Run
 from feda2l.experiment.spec import Spec
 from feda2l.experiment.study import Study
@@ -205,10 +208,12 @@ class StudyRun:
         watch = Watch(view.round, progress=False, say=lambda text: self._note(text, view), over=self._over)
         busy: State | None = None
         try:
-            run_packed(members, self._load(pack[0].spec), resume=True, watch=watch)
+            run_packed(members, self._load(pack[0].spec), resume=True, watch=watch, crew=crew_here())
         except OutOfTime:
             for job in pack:
                 view.settle(job)
+            raise
+        except RanksLost:
             raise
         except Exception as error:  # a user's model may raise anything; the other runs go on
             if len(pack) > 1:

@@ -81,7 +81,11 @@ class Columns:
 
     def disagreement(self, rows: Tensor, mean: Tensor) -> Tensor:
         """D of every layer: the mean over nodes of the squared distance to the mean model, [layers], float64."""
-        return self._moved(mean, rows).mean(dim=0)
+        return self.distances(rows, mean).mean(dim=0)
+
+    def distances(self, rows: Tensor, mean: Tensor) -> Tensor:
+        """The squared distance of every row and layer to the mean model: [rows, layers], float64 on the CPU."""
+        return self._moved(mean, rows)
 
     def _reduce(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor], like: Tensor) -> Tensor:
         """The sum of an elementwise expression over the columns of each layer: [rows, layers].

@@ -74,7 +74,11 @@ def _digest(state: dict[str, Tensor]) -> str:
 
 def restore(simulation: Simulation, path: Path) -> None:
     """Bring a simulation to the state of a checkpoint."""
-    state = read_checkpoint(path)
+    load(simulation, read_checkpoint(path), path)
+
+
+def load(simulation: Simulation, state: dict[str, Tensor], path: Path) -> None:
+    """The same from the tensors of the checkpoint at `path`."""
     for name, values in _views(simulation):
         if name not in state or state[name].shape != values.shape:
             found = list(state[name].shape) if name in state else "nothing"

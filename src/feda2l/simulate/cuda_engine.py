@@ -30,6 +30,8 @@ def is_pictures(samples: Samples) -> TypeGuard[Any]:
 class CudaEngine(Engine):
     """Rows on a GPU: parameters, gradients, momentum and rates are rows of flat, aligned matrices on the card."""
 
+    evaluation_batch = EVALUATION_BATCH
+
     def __init__(
         self,
         model: nn.Module,

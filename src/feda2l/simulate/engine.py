@@ -56,7 +56,8 @@ class TrainJob(NamedTuple):
 class ScoreJob(NamedTuple):
     """Score one model: a node's aggregated one, or (node None) the run's mean model, on a set of samples.
 
-    That is the test set, the part of it that belongs to node `whose`, or (`local`) what a node does not train on.
+    That is the test set, the part of it that belongs to node `whose`, or (`local`) what a node does not train on; of
+    the test set the `batch`-th evaluation batch alone, if told.
     """
 
     row: int
@@ -64,6 +65,7 @@ class ScoreJob(NamedTuple):
     node: int | None
     local: bool
     whose: int | None = None
+    batch: int | None = None
 
 
 class Score(NamedTuple):
@@ -90,6 +92,7 @@ class Engine:
     """The part that engines share; its methods run in the workers, over the population that they inherit."""
 
     name: str
+    evaluation_batch = EVALUATION_BATCH
 
     def __init__(self, model: nn.Module, population: Population, members: Sequence[Member]) -> None:
         self.model, self.population, self.members = model, population, members
@@ -128,6 +131,10 @@ class Engine:
     def samples(self, job: ScoreJob) -> tuple[Samples, Tensor | None]:
         """The samples of a job and which of them count (None: all)."""
         member = self.members[job.run]
+        if job.batch is not None:
+            start = job.batch * self.evaluation_batch
+            stop = min(start + self.evaluation_batch, len(member.test))
+            return member.test, torch.arange(start, stop, device=self.population.device)
         if not job.local:
             return member.test, None if job.whose is None or member.tests is None else member.tests[job.whose]
         assert job.node is not None
@@ -204,9 +211,9 @@ class Rows(Engine):
         return [Score(0.0, []) if result is None else result for result in results]
 
     def score_piece(
-        self, row: int, run: int, node: int | None, local: bool, whose: int | None, start: int
+        self, row: int, run: int, node: int | None, local: bool, whose: int | None, batch: int | None, start: int
     ) -> tuple[float, list[float]]:
-        job = ScoreJob(row, run, node, local, whose)
+        job = ScoreJob(row, run, node, local, whose, batch)
         member = self.members[run]
         samples, chosen = self.samples(job)
         stop = start + EVALUATION_BATCH

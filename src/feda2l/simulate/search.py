@@ -14,14 +14,16 @@ MOST = 1000  # exchanges of a consensus, then it is left as it is
 
 def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
     """Find each node's base rate, start the run's rule with it, and say what was tried and what it cost."""
-    algorithm, nodes, seed = simulation.algorithm, range(simulation.nodes), simulation.member.training.seed
+    algorithm, seed = simulation.algorithm, simulation.member.training.seed
     assert isinstance(algorithm, DFedHPO)
-    hears = [[j for j in simulation.mixing.row(node)[0] if j != node] for node in nodes]
-    own = try_out(engine, simulation, [algorithm.draw(seed, node) for node in nodes])
-    heard = [[trial for j in hears[node] for trial in own[j]] for node in nodes]
-    shortlists = [algorithm.shortlist(own[node], heard[node], seed, node) for node in nodes]
+    ids = simulation.ids
+    hears = {id: [j for j in simulation.mixing.row(id)[0] if j != id] for id in ids}
+    own = simulation.of_all(try_out(engine, simulation, [algorithm.draw(seed, id) for id in ids]))
+    heard = {id: [trial for j in hears[id] for trial in own[j]] for id in ids}
+    shortlists = [algorithm.shortlist(own[id], heard[id], seed, id) for id in ids]
     tried = try_out(engine, simulation, shortlists)
-    rates = [algorithm.decide(own[node], heard[node], tried[node]) for node in nodes]
+    decided = [algorithm.decide(own[id], heard[id], again) for id, again in zip(ids, tried, strict=True)]
+    rates, tried, nodes = simulation.of_all(decided), simulation.of_all(tried), range(simulation.network)
     exchanges = 0
     agree = algorithm.consensus and simulation.mixing.topology.connected()
     while agree and max(rates) > SPREAD * min(rates) and exchanges < MOST:
@@ -29,9 +31,9 @@ def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
         exchanges += 1
     epochs = [(len(own[node]) + len(tried[node])) * algorithm.eval_epochs for node in nodes]
     for name, values in (("found", rates), ("epochs", epochs)):
-        for node in nodes:
-            simulation.notes[name][node] = values[node]
-    simulation.rebase(rates)
+        for node, id in enumerate(ids):
+            simulation.notes[name][node] = values[id]
+    simulation.rebase([rates[id] for id in ids])
     messages = int(simulation.mixing.messages().sum())
     return {
         "rates": rates,
@@ -76,7 +78,7 @@ def _mixed(simulation: Simulation, rates: list[float], round: int) -> list[float
     """Each node's weighted mean of log rates over those it hears."""
     logs = [math.log(rate) for rate in rates]
     mixed = []
-    for node in range(simulation.nodes):
+    for node in range(simulation.network):
         ids, _ = simulation.mixing.row(node, round)
         weights = simulation.mixing.given(node, round).tolist()
         mixed.append(math.exp(math.fsum(w * logs[j] for w, j in zip(weights, ids, strict=True))))

@@ -1,8 +1,9 @@
 """One run of a pack: its rows of the population, who they talk to, and how their rates move."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +17,12 @@ from feda2l.round.aggregate import MomentumState, aggregate, aggregate_in_place,
 from feda2l.round.exchange import bytes_sent
 from feda2l.round.train import Hyperparameters
 from feda2l.simulate.engine import Member, TrainJob
+from feda2l.simulate.exact_mean import exact_mean
 from feda2l.simulate.population import Population
 from feda2l.topology import Mixing
+
+T = TypeVar("T")
+Hear = Callable[[str, Sequence[int]], Tensor]  # what was published under a name, of these nodes of the network
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,18 @@ class Simulation:
         """Who hears whom in a round."""
         return self.mixing
 
+    def hears(self, sent: dict[str, Tensor], mixing: Mixing) -> Hear:
+        """What was published, by name and by the network's nodes."""
+        return lambda name, ids: sent[name][list(ids)]
+
+    def samples_of_all(self) -> Tensor:
+        """How many samples each of the network's nodes trains on."""
+        return self.samples
+
+    def of_all(self, own: list[T]) -> list[T]:
+        """A value of each node here -> of each of the network's nodes; the same where all are here."""
+        return own
+
     def keep(self, sent: dict[str, Tensor], mixing: Mixing) -> None:
         """Remember what was published, for those who come back later; nobody does where there are no faults."""
 
@@ -243,10 +260,11 @@ class Simulation:
 
         Nodes that hear the same from the same state come to the same: on a full graph one computes for all.
         """
-        round, samples, weights = self.round + 1, self.samples, list[Tensor]()
-        mixing = self.network_in(round)
+        round, samples, weights = self.round + 1, self.samples_of_all(), list[Tensor]()
+        mixing, own_ids = self.network_in(round), self.ids
+        hear = self.hears(sent, mixing)
         notes = [values.nan_to_num(nan=-torch.inf) for values in self.notes.values()]  # not a number equals nothing
-        same = _first_equal([self.population.base[self.rows], *notes])
+        same = first_equal([self.population.base[self.rows], *notes])
         seen: dict[tuple[int, tuple[int, ...]], int] = {}
         for node in range(self.nodes):
             ids, _ = mixing.row(node, round)
@@ -257,13 +275,13 @@ class Simulation:
                     values[node] = values[twin]
                 continue
             near = Neighbourhood(
-                node,
+                own_ids[node],
                 ids,
                 mixing.given(node, round),
                 samples[list(ids)],
                 self.population.base[self.start + node],
                 {name: values[node] for name, values in self.notes.items()},
-                lambda name, ids=ids: sent[name][list(ids)],  # type: ignore[misc]
+                partial(_of_those, hear, ids),
                 self.all_columns.movement,
             )
             weights.append(self.algorithm.weigh(near))
@@ -293,13 +311,17 @@ class Simulation:
         """Find which nodes hold the same model; where not all do, write the mean model where the engine finds it."""
         population = self.population
         buffers = population.buffers
-        self.same = _first_equal([population.base[self.rows], *(values[self.rows] for values in buffers.values())])
+        self.same = first_equal([population.base[self.rows], *(values[self.rows] for values in buffers.values())])
         if self.agreed:
             return
-        population.mean[self.number] = _mean(self._of_those_there(population.base))
+        population.mean[self.number] = self.mean(population.base)
         for name, values in buffers.items():
-            own = self._of_those_there(values)
-            population.mean_buffers[name][self.number] = _mean(own) if own.is_floating_point() else own[0]
+            population.mean_buffers[name][self.number] = self.mean(values)
+
+    def mean(self, matrix: Tensor) -> Tensor:
+        """The mean over the nodes that are there; of what is counted in whole numbers, the first one's."""
+        own = self._of_those_there(matrix)
+        return exact_mean(own) if own.is_floating_point() else own[0]
 
     def disagreement(self) -> Tensor:
         """D of each layer: (1/N) sum_i ||theta_i - mean||^2 of the aggregated models; 0 where all are equal."""
@@ -315,7 +337,7 @@ class Simulation:
         return rows if len(there) == self.nodes else rows[there]
 
 
-def _first_equal(matrices: list[Tensor]) -> list[int]:
+def first_equal(matrices: list[Tensor]) -> list[int]:
     """For each row of the first matrix the first row that is equal to it, there and in every other tensor."""
     width = matrices[0].shape[1]
     probe = matrices[0][:, :: max(1, width // 64)].cpu()  # a few columns tell most models apart
@@ -330,9 +352,5 @@ def _first_equal(matrices: list[Tensor]) -> list[int]:
     return first
 
 
-def _mean(rows: Tensor) -> Tensor:
-    """The mean over nodes, summed in float64 in ascending order."""
-    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
-    for row in rows:
-        total += row
-    return (total / len(rows)).to(rows.dtype)
+def _of_those(hear: Hear, ids: Sequence[int], name: str) -> Tensor:
+    return hear(name, ids)

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
-from feda2l.simulate.engine import ERRORS, Engine, Score, ScoreJob
+from feda2l.simulate.engine import ERRORS, Engine, Member, Score, ScoreJob, TrainJob
 from feda2l.simulate.simulation import Simulation
 
 T = TypeVar("T")
+Scores = dict[str, list[Score]]  # "global", "mean", "local": of every node
 
 
 class Completed(NamedTuple):
@@ -40,7 +42,7 @@ class Simulator:
         for simulation in active:
             simulation.rejoin()
         jobs = [simulation.jobs() for simulation in active]
-        losses = iter(self.engine.train([job for own_jobs in jobs for job in own_jobs]))
+        losses = iter(self.train([job for own_jobs in jobs for job in own_jobs]))
         shared = clock.lap()
         completed: list[Completed] = []
         for simulation, own_jobs in zip(active, jobs, strict=True):
@@ -57,19 +59,43 @@ class Simulator:
             layers = simulation.adapt(sigma)
             seconds = {"train": shared, "mix": mixing, "adapt": adapting + clock.lap()}
             simulation.compare()
-            record = _record(simulation, own, layers)
+            record = self.record(simulation, own, layers)
             completed.append(Completed(simulation, record, seconds | {"evaluate": clock.lap()}))
-        scores = self._evaluate([done.simulation for done in completed if done.record and done.simulation.due])
+        scores = self.scores([done.simulation for done in completed if done.record and done.simulation.due])
         evaluating = clock.lap()
         for simulation, record_, seconds in completed:
             if record_ and simulation.number in scores:
-                _add_scores(simulation, record_, scores[simulation.number])
+                self.add_scores(simulation, record_, scores[simulation.number])
                 if not simulation.active:
-                    simulation.class_accuracy = _class_accuracy(simulation, scores[simulation.number])
+                    simulation.class_accuracy = self.class_accuracy(simulation, scores[simulation.number])
                 seconds["evaluate"] += evaluating
         return completed
 
-    def _evaluate(self, simulations: list[Simulation]) -> dict[int, dict[str, list[Score]]]:
+    # --- what differs where some nodes are elsewhere ---------------------------------------------------------
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[float]:
+        """Train these rows; the mean loss of each."""
+        return self.engine.train(jobs)
+
+    def record(self, simulation: Simulation, losses: list[float], layers: dict[str, Any]) -> dict[str, Any]:
+        """What every round records."""
+        return make_record(simulation, losses, layers, simulation.disagreement(), simulation.bytes_sent())
+
+    def asks_mean(self, simulation: Simulation) -> bool:
+        """Is the mean model scored with the nodes'?"""
+        return True
+
+    def add_scores(self, simulation: Simulation, record: dict[str, Any], scores: Scores) -> None:
+        """Put an evaluated round's figures into its record."""
+        put_scores(simulation, record, scores)
+
+    def class_accuracy(self, simulation: Simulation, scores: Scores) -> list[float | None] | None:
+        """The accuracy on each class of the test set, the mean over nodes; None for a class that has no sample."""
+        return accuracy_by_class(simulation.member, scores, simulation.population.device)
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def scores(self, simulations: list[Simulation]) -> dict[int, Scores]:
         """The scores of every node that is there and of their mean model, by run.
 
         A model that several nodes hold is scored once.
@@ -91,7 +117,9 @@ class Simulator:
                     for (row, node), part in zip(asked, whose, strict=True)
                 ]
                 parts["mean"] = parts["global"]
-                if not simulation.agreed:
+                if not simulation.agreed and not self.asks_mean(simulation):
+                    parts["mean"] = []
+                elif not simulation.agreed:
                     parts["mean"] = [number(ScoreJob(run, run, None, local=False, whose=part)) for part in whose]
                 if not simulation.member.tests:
                     parts["mean"] = parts["mean"][:1]
@@ -104,17 +132,18 @@ class Simulator:
         """The scores of a run's aggregated models as they stand, and the accuracy by class (mean over nodes)."""
         with one_thread():
             simulation.compare()
-            scores = self._evaluate([simulation])[simulation.number]
+            scores = self.scores([simulation])[simulation.number]
         record: dict[str, Any] = {"round": simulation.round, "nodes": {}}
-        _add_scores(simulation, record, scores)
-        if by_class := _class_accuracy(simulation, scores):
+        self.add_scores(simulation, record, scores)
+        if by_class := self.class_accuracy(simulation, scores):
             record["class_accuracy"] = by_class
         return record
 
 
-def _record(simulation: Simulation, losses: list[float], layers: dict[str, Any]) -> dict[str, Any]:
+def make_record(
+    simulation: Simulation, losses: list[float], layers: dict[str, Any], disagreement: Tensor, sent: list[int]
+) -> dict[str, Any]:
     """What every round records: losses, disagreement, bytes, multipliers, and the layers' rates and signals."""
-    disagreement, sent = simulation.disagreement(), simulation.bytes_sent()
     return {
         "round": simulation.round,
         "train_loss": mean(losses),
@@ -128,14 +157,13 @@ def _record(simulation: Simulation, losses: list[float], layers: dict[str, Any])
     }
 
 
-def _add_scores(simulation: Simulation, record: dict[str, Any], scores: dict[str, list[Score]]) -> None:
+def put_scores(simulation: Simulation, record: dict[str, Any], scores: Scores) -> None:
     """Put an evaluated round's figures into its record: of every node, their mean, of the mean model."""
     member, there = simulation.member, simulation.there
     tested = [len(member.test) if member.tests is None else len(member.tests[node]) for node in there]
-    held = [len(member.local[node]) for node in there]
     main = "local" if simulation.on == "local" else "global"
     for part, prefix in ((main, ""), *([("local", "local_")] if simulation.on == "both" else [])):
-        sizes = tested if part == "global" else held
+        sizes = tested if part == "global" else [len(member.local[node]) for node in there]
         found = [_measured(score, size, member.classes) for score, size in zip(scores[part], sizes, strict=True)]
         add_scores(record, prefix, _spread(simulation, found))
     if "mean" in scores:
@@ -172,12 +200,10 @@ def _measured(score: Score, size: int, classes: int | None) -> dict[str, float]:
     return errors | {"test_loss": score.loss / size}
 
 
-def _class_accuracy(simulation: Simulation, scores: dict[str, list[Score]]) -> list[float | None] | None:
+def accuracy_by_class(member: Member, scores: Scores, device: torch.device) -> list[float | None] | None:
     """The accuracy on each class of the test set, the mean over nodes; None for a class that has no sample."""
-    member = simulation.member
     if "global" not in scores or member.classes is None:
         return None
-    device = simulation.population.device
     targets = member.test.targets(torch.arange(len(member.test), device=device))
     counts = torch.bincount(targets, minlength=member.classes).tolist()
     right = [mean([score.tally[c] for score in scores["global"]]) for c in range(member.classes)]

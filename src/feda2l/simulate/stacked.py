@@ -225,7 +225,7 @@ class Stacked(Engine):
         for number, job in enumerate(jobs):
             member = self.members[job.run]
             key = (job.run, job.node) if job.local else (id(member.test), job.whose, id(member.training.loss))
-            groups.setdefault((job.local, *key), []).append(number)
+            groups.setdefault((job.local, job.batch, *key), []).append(number)
         most = max(1, CACHE // self.population.layout.width)
         pieces = [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
         results: dict[int, Score] = {}

@@ -1,8 +1,6 @@
 """Mixing: A = W T, and what W says about the network.
 
-Row i of A is the sum over i and its neighbours, in ascending id, of weight x row: each product is rounded,
-then each sum (no fused multiply-add), and the sum starts with the first product. A sum defined term by term
-has the same bits in every runtime, for any number of rows, columns or threads.
+Row i of A is the sum over i and its neighbours, in ascending id, of weight x row, rounded as `plan.py` says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +17,10 @@ from feda2l.errors import FedA2LError
 from feda2l.names import look_up
 from feda2l.topology.edges import Phase
 from feda2l.topology.graphs import Topology
+from feda2l.topology.plan import Plan, SparseRows
 from feda2l.topology.spectrum import perron, spectral_gap
 
 WEIGHTS = ("samples", "uniform", "metropolis")
-
-# Values mixed at a time. On a CPU a tile stays in the cache: 1,000 nodes x 10,000 parameters on a ring take 9 ms in
-# tiles, 85 ms at once and 23 ms row by row. On a GPU fewer, larger kernels win.
-# A CSR product takes 6 ms, but MKL starts from +0 (so -0 is lost) and neither it nor cuSPARSE promises the bits.
-TILE = {"cpu": 1 << 18}
-GPU_TILE = 1 << 24
 
 
 class Report(TypedDict):
@@ -50,18 +43,6 @@ class _Rows(NamedTuple):
     mass: NDArray[np.float64]  # m_i with m_i W_ij = m_j W_ji on an undirected graph
 
 
-class _Plan(NamedTuple):
-    """How a phase is computed: slot s holds the s-th (id, weight) of every distinct row that has so many.
-
-    Distinct rows are ordered by falling length, so each slot is a prefix and nothing is padded.
-    """
-
-    order: Tensor
-    slots: list[tuple[Tensor, Tensor]]
-    in_order: bool  # every row is distinct and `order` is 0, 1, 2, ...: sums go straight to their place
-    copies: list[tuple[int, int]]  # (node, the node whose row of W is the same)
-
-
 @dataclass(frozen=True, eq=False)
 class Mixing:
     """A = W T for the rounds of a topology; made by `build_mixing`.
@@ -76,33 +57,12 @@ class Mixing:
     weights: str
     _period: tuple[_Rows, ...] = field(repr=False)
     push: bool = False  # is it its columns, not its rows, that sum to 1?
-    _plans: dict[tuple[int, torch.device, torch.dtype], _Plan] = field(default_factory=dict, repr=False)
+    _plans: dict[tuple[int, torch.device, torch.dtype], Plan] = field(default_factory=dict, repr=False)
 
-    @torch.no_grad()
     def apply(self, trained: Tensor, round: int, out: Tensor) -> None:
         """Write W T to `out`; both `[nodes, columns]`, of one float dtype and device, in separate memory."""
         self._check(trained, out)
-        plan = self._plan(self.topology.phase(round), trained)
-        height = max(1, TILE.get(trained.device.type, GPU_TILE) // max(1, trained.shape[1]))
-        height = min(height, len(plan.order))
-        products = trained.new_empty(height, trained.shape[1])
-        apart = None if plan.in_order else torch.empty_like(products)
-        for start in range(0, len(plan.order), height):
-            rows = plan.order[start : start + height]
-            sums = out[start : start + height] if apart is None else apart[: len(rows)]
-            for slot, (ids, weights) in enumerate(plan.slots):
-                near = ids[start : start + height]
-                if not len(near):
-                    break
-                term = products[: len(near)] if slot else sums
-                torch.index_select(trained, 0, near, out=term)
-                term.mul_(weights[start : start + height])
-                if slot:
-                    sums[: len(near)].add_(term)
-            if apart is not None:
-                out.index_copy_(0, rows, sums)
-        for node, first in plan.copies:
-            out[node].copy_(out[first])
+        self._plan(self.topology.phase(round), trained).apply(trained, out)
 
     def row(self, node: int, round: int = 1) -> tuple[tuple[int, ...], Tensor]:
         """The closed neighbourhood of a node, ascending, and its float32 weights: what one peer needs."""
@@ -136,14 +96,14 @@ class Mixing:
         period[phase] = _Rows(offsets, np.concatenate(ids), np.concatenate(weights), old.mass)
         return replace(self, _period=tuple(period), _plans={})
 
+    def part(self, nodes: NDArray[np.int64], round: int) -> SparseRows:
+        """The rows of W of some nodes in `round`: closed neighbourhoods, ascending, and their float64 weights."""
+        offsets, ids, weights, _ = self._rows(round)
+        return SparseRows(offsets, ids, weights).take(nodes)
+
     def groups(self, round: int = 1) -> Tensor:
         """int64 `[nodes]`: nodes with equal rows of W share a number, counted from 0 by first appearance."""
-        offsets, ids, weights, _ = self._rows(round)
-        seen: dict[tuple[bytes, bytes], int] = {}
-        spans = pairwise(offsets)
-        return torch.tensor(
-            [seen.setdefault((ids[a:b].tobytes(), weights[a:b].tobytes()), len(seen)) for a, b in spans]
-        )
+        return torch.from_numpy(SparseRows(*self._rows(round)[:3]).groups())
 
     def dense(self, round: int = 1) -> Tensor:
         """W as a float64 matrix: for small networks."""
@@ -205,26 +165,11 @@ class Mixing:
 
         return csr_array((rows.weights, rows.ids, rows.offsets), shape=(self.topology.nodes,) * 2)
 
-    def _plan(self, phase: int, trained: Tensor) -> _Plan:
+    def _plan(self, phase: int, trained: Tensor) -> Plan:
         key = (phase, trained.device, trained.dtype)
         if key not in self._plans:
-            offsets, ids, weights, _ = self._period[phase]
-            groups = self.groups(phase + 1).numpy()
-            _, first = np.unique(groups, return_index=True)
-            length = np.diff(offsets)[first]
-            falling = np.argsort(-length, kind="stable")
-            order, length = first[falling], length[falling]
-            slots = []
-            for slot in range(length[0]):
-                at = offsets[order[: np.searchsorted(-length, -slot)]] + slot
-                near = torch.from_numpy(ids[at]).to(trained.device)
-                slots.append((near, torch.from_numpy(weights[at]).to(trained).unsqueeze(1)))
-            self._plans[key] = _Plan(
-                order=torch.from_numpy(order).to(trained.device),
-                slots=slots,
-                in_order=bool(np.array_equal(order, np.arange(len(groups)))),
-                copies=[(i, int(first[g])) for i, g in enumerate(groups) if first[g] != i],
-            )
+            rows = SparseRows(*self._period[phase][:3])
+            self._plans[key] = Plan.of(rows, np.arange(self.topology.nodes), trained)
         return self._plans[key]
 
     def _check(self, trained: Tensor, out: Tensor) -> None:

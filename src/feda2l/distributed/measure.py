@@ -1,0 +1,44 @@
+"""`torchrun --nproc-per-node=2 -m feda2l.distributed.measure`: what a link between two ranks carries."""
+
+import statistics
+import time
+
+import torch
+
+from feda2l.distributed.cost import Link
+from feda2l.distributed.ranks import Ranks, here
+
+SIZE = 4 << 20  # values sent each way
+TIMES = 9
+
+
+def measure(ranks: Ranks, device: torch.device) -> Link:
+    """Ranks in a ring send to the next and receive from the one before, all at once; then small messages to all."""
+    out, into = torch.ones(SIZE, device=device), torch.empty(SIZE, device=device)
+    after, before = (ranks.rank + 1) % ranks.world, (ranks.rank - 1) % ranks.world
+    seconds: list[float] = []
+    small: list[float] = []
+    for _ in range(TIMES):
+        ranks.all(None)
+        start = time.perf_counter()
+        ranks.start([(after, out)], [(before, into)]).wait()
+        float(into[0])  # a GPU's is over when it can be read
+        seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        ranks.all(None)
+        small.append(time.perf_counter() - start)
+    return Link(4 * SIZE / statistics.median(seconds), statistics.median(small))
+
+
+def main() -> None:
+    ranks = here()
+    if ranks is None or ranks.world < 2:
+        raise SystemExit("start it with torchrun, at 2 ranks or more")
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    link = measure(ranks, device)
+    if ranks.leads:
+        print(f"{link.bandwidth / 1e6:,.0f} MB/s from rank to rank, {1e3 * link.latency:.2f} ms for a message to all")
+
+
+if __name__ == "__main__":
+    main()

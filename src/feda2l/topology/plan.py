@@ -1,0 +1,113 @@
+"""How rows of W are multiplied with a matrix: tile by tile, each sum in its own order.
+
+A sum over j of w_j x_j is rounded product by product, then sum by sum (no fused multiply-add), and starts with the
+first product. A sum defined term by term has the same bits in every runtime, for any number of rows, columns, threads.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Values mixed at a time. On a CPU a tile stays in the cache: 1,000 nodes x 10,000 parameters on a ring take 9 ms in
+# tiles, 85 ms at once and 23 ms row by row. On a GPU fewer, larger kernels win.
+# A CSR product takes 6 ms, but MKL starts from +0 (so -0 is lost) and neither it nor cuSPARSE promises the bits.
+TILE = {"cpu": 1 << 18}
+GPU_TILE = 1 << 24
+
+
+class SparseRows(NamedTuple):
+    """Rows of a sparse matrix: row i is `[offsets[i] : offsets[i + 1]]` of `ids` and `weights`, in summing order."""
+
+    offsets: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    def groups(self) -> NDArray[np.int64]:
+        """Equal rows share a number, counted from 0 by first appearance."""
+        seen: dict[tuple[bytes, bytes], int] = {}
+        ids, weights = self.ids, self.weights
+        return np.array(
+            [
+                seen.setdefault((ids[a:b].tobytes(), weights[a:b].tobytes()), len(seen))
+                for a, b in pairwise(self.offsets.tolist())
+            ],
+            dtype=np.int64,
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> "SparseRows":
+        """Some of the rows."""
+        size = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(size)])
+        at = np.repeat(self.offsets[rows] - offsets[:-1], size) + np.arange(offsets[-1])
+        return SparseRows(offsets, self.ids[at], self.weights[at])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Slot s holds the s-th (id, weight) of every distinct row that has so many.
+
+    Distinct rows are ordered by falling length, so each slot is a prefix and nothing is padded; equal rows are computed
+    once and copied.
+    """
+
+    order: Tensor  # where in the result each distinct row goes
+    slots: list[tuple[Tensor, Tensor]]
+    first: int | None  # the results of all distinct rows are neighbours from here on: sums go straight to their place
+    copies: list[tuple[int, int]]  # (row of the result, the row that it equals)
+
+    @classmethod
+    def of(cls, rows: SparseRows, targets: NDArray[np.int64], like: Tensor) -> "Plan":
+        """The plan of these rows for matrices `like` this one; row i of them becomes row `targets[i]` of the result."""
+        groups = rows.groups()
+        _, first = np.unique(groups, return_index=True)
+        length = np.diff(rows.offsets)[first]
+        falling = np.argsort(-length, kind="stable")
+        order, length = first[falling], length[falling]
+        slots = []
+        for slot in range(length[0] if len(length) else 0):
+            at = rows.offsets[order[: np.searchsorted(-length, -slot)]] + slot
+            near = torch.from_numpy(rows.ids[at]).to(like.device)
+            slots.append((near, torch.from_numpy(rows.weights[at]).to(like).unsqueeze(1)))
+        places = targets[order]
+        neighbours = len(places) > 0 and np.array_equal(places, np.arange(places[0], places[0] + len(places)))
+        return cls(
+            order=torch.from_numpy(places).to(like.device),
+            slots=slots,
+            first=int(places[0]) if neighbours else None,
+            copies=[(int(targets[i]), int(targets[first[g]])) for i, g in enumerate(groups) if first[g] != i],
+        )
+
+    @torch.no_grad()
+    def apply(self, source: Tensor, out: Tensor) -> None:
+        """Write the rows' products with `source` to their places in `out`; both `[.., columns]`, in separate memory."""
+        if not len(self.order):
+            return
+        height = max(1, TILE.get(source.device.type, GPU_TILE) // max(1, source.shape[1]))
+        height = min(height, len(self.order))
+        products = source.new_empty(height, source.shape[1])
+        apart = torch.empty_like(products) if self.first is None else None
+        for start in range(0, len(self.order), height):
+            rows = self.order[start : start + height]
+            if apart is None:
+                assert self.first is not None
+                sums = out[self.first + start : self.first + start + len(rows)]
+            else:
+                sums = apart[: len(rows)]
+            for slot, (ids, weights) in enumerate(self.slots):
+                near = ids[start : start + height]
+                if not len(near):
+                    break
+                term = products[: len(near)] if slot else sums
+                torch.index_select(source, 0, near, out=term)
+                term.mul_(weights[start : start + height])
+                if slot:
+                    sums[: len(near)].add_(term)
+            if apart is not None:
+                out.index_copy_(0, rows, sums)
+        for row, first in self.copies:
+            out[row].copy_(out[first])

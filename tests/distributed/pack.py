@@ -1,0 +1,11 @@
+"""The specs of a file as one pack, at every rank."""
+
+import json
+import sys
+from pathlib import Path
+
+import feda2l
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    feda2l.run(json.loads((folder / "specs.json").read_text()), out=folder, progress=False)
