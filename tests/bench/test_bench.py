@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from feda2l.bench import bench, compare, works
+from feda2l.bench.exchange_work import exchange_work
 from feda2l.bench.plain_loop import PlainLoop
 from feda2l.bench.report_work import report_work
 from feda2l.data import Images
@@ -29,6 +30,7 @@ SMALL = {
     "nodes": partial(works.growth, sizes=(5, 10), graphs=("k_regular", "one_peer_exponential"), rounds=2),
 }
 REPORT = {"report": partial(report_work, runs=4, rounds=12, nodes=3)}
+EXCHANGE = {"exchange": partial(exchange_work, nodes=3, model="mlp", rounds=1)}
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +91,8 @@ def small(monkeypatch):
     monkeypatch.setattr(works, "WORKS", SMALL)
     assert REPORT.keys() == compare.report_works().keys()
     monkeypatch.setattr(compare, "report_works", lambda: REPORT)
+    assert EXCHANGE.keys() == compare.exchange_works().keys()
+    monkeypatch.setattr(compare, "exchange_works", lambda: EXCHANGE)
 
 
 def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
@@ -96,13 +100,13 @@ def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
     bench(json_file=file)
     printed = capsys.readouterr()
     lines = printed.out.splitlines()[1:]
-    assert [line.split()[0] for line in lines] == [*SMALL, *REPORT]
+    assert [line.split()[0] for line in lines] == [*SMALL, *REPORT, *EXCHANGE]
     for line in lines:
         assert re.search(r"\d(x| %| s)$", line), line
     assert all("images/s" in line for line in lines[:2])
-    assert all(name in printed.err for name in (*SMALL, *REPORT))
+    assert all(name in printed.err for name in (*SMALL, *REPORT, *EXCHANGE))
     written = json.loads(file.read_text())
-    assert list(written["works"]) == [*SMALL, *REPORT]
+    assert list(written["works"]) == [*SMALL, *REPORT, *EXCHANGE]
     assert [written["works"][line.split()[0]]["figure"] for line in lines] == [
         re.search(r"[\d.,]+(x| %| s)$", line)[0] for line in lines
     ]

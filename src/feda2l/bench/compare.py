@@ -20,7 +20,7 @@ BUSY = 0.5  # load average from which on the figures are not to be trusted
 
 def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
     """Measure (only some) works on this machine and print a line for each: its name first, its figure last."""
-    known = works.WORKS | report_works() | _exchange_works() | (_gpu_works() if not why_no_gpu() else {})
+    known = works.WORKS | report_works() | exchange_works() | (_gpu_works() if not why_no_gpu() else {})
     chosen = {name: look_up(name, known, "--only") for name in only or known}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     facts = environment(threads_of_plain=torch.get_num_threads(), workers_of_ours=default_processes(), load=load)
@@ -54,7 +54,7 @@ def report_works() -> dict[str, Callable[[], works.Result]]:
     return REPORT_WORKS
 
 
-def _exchange_works() -> dict[str, Callable[[], works.Result]]:
+def exchange_works() -> dict[str, Callable[[], works.Result]]:
     """An exchange between real nodes; where the extra `peers` is not installed there are none."""
     try:
         from feda2l.bench.exchange_work import EXCHANGE_WORKS

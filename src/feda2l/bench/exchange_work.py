@@ -22,6 +22,7 @@ from torch import Tensor
 
 from feda2l.bench.works import Result, note
 from feda2l.experiment.assemble import populate
+from feda2l.models import build
 from feda2l.peer.certificates import issue, make_authority
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
@@ -30,8 +31,8 @@ from feda2l.peer.payload import pack
 from feda2l.peer.zenoh_transport import Tls
 
 WAIT = 60.0  # seconds until something is wrong
-# a ResNet-18 (44.7 MB); what it would learn does not matter here
-SPEC = 'name = "bench"\n[data]\nnodes = {nodes}\nalpha = 10.0\n[model]\nname = "resnet18"\n'
+# what it would learn does not matter here
+SPEC = 'name = "bench"\n[data]\nnodes = {nodes}\nalpha = 10.0\n[model]\nname = "{model}"\n'
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,7 @@ class Exchanger(NamedTuple):
     close: Callable[[], None]
 
 
-Side = Callable[[Place, dict[str, Tensor]], Exchanger]
-"""Makes one side; a function of a module, since it travels to other processes by its name."""
-
-
-def ours(place: Place, row: dict[str, Tensor]) -> Exchanger:
+def ours(place: Place) -> Exchanger:
     """A node's own exchange: pack, hash, sign, answer, ask in turn, check, add to the mean; it does not train."""
     folder = place.tls.ca.parent
     neighbours = [{"name": name, "id": int(name[4:]), "address": address} for name, address in place.neighbours.items()]
@@ -133,14 +130,15 @@ def bare(place: Place, row: dict[str, Tensor]) -> Exchanger:
     return Exchanger(exchange, close)
 
 
-def exchange_work(*, nodes: int = 5, values: int = 11_173_962, rounds: int = 15, side: Side = ours) -> Result:
+def exchange_work(*, nodes: int = 5, model: str = "resnet18", rounds: int = 15) -> Result:
     """A ring of processes on loopback. Both sides take turns; a round lasts until its slowest node is done."""
+    size = sum(4 * parameter.numel() for parameter in _model(model).values())
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="feda2l-bench-") as folder:
         barrier, results = context.Barrier(nodes), context.Queue()
         processes = [
-            context.Process(target=_node, args=(place, values, rounds, side, barrier, results), daemon=True)
-            for place in ring(nodes, Path(folder))
+            context.Process(target=_node, args=(place, model, rounds, barrier, results), daemon=True)
+            for place in ring(nodes, Path(folder), model)
         ]
         for process in processes:
             process.start()
@@ -159,20 +157,19 @@ def exchange_work(*, nodes: int = 5, values: int = 11_173_962, rounds: int = 15,
     medians = {name: statistics.median(each) for name, each in times.items()}
     copies = max(report["copies"] for report in reports)
     cpu = {name: statistics.mean(report[f"{name} cpu"] for report in reports) for name in times}
-    megabytes = 4 * values / 1e6
     return Result(
-        what=f"ring of {nodes} processes, {megabytes:.1f} MB, mutual TLS",
+        what=f"ring of {nodes} processes, {size / 1e6:.1f} MB, mutual TLS",
         outcome=f"ours {1e3 * medians['ours']:.0f} ms a round, {1e3 * cpu['ours']:.0f} ms CPU a node; bare zenoh "
         f"{1e3 * medians['bare']:.0f} ms, {1e3 * cpu['bare']:.0f} ms CPU; memory of a node {copies:.2f} models",
         figure=f"{medians['ours'] / medians['bare']:.2f}x",
-        numbers={"seconds": times, "cpu_seconds": cpu, "copies": copies, "bytes": 4 * values},
+        numbers={"seconds": times, "cpu_seconds": cpu, "copies": copies, "bytes": size},
     )
 
 
-def ring(nodes: int, folder: Path) -> list[Place]:
+def ring(nodes: int, folder: Path, model: str) -> list[Place]:
     """Certificates and free addresses for so many nodes in a ring."""
     make_authority(folder)
-    (folder / "spec.toml").write_text(SPEC.format(nodes=nodes))
+    (folder / "spec.toml").write_text(SPEC.format(nodes=nodes, model=model))
     names = [f"node{number}" for number in range(nodes)]
     for name in names:
         issue(folder, name, hosts=["127.0.0.1"])
@@ -203,20 +200,18 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _node(
-    place: Place, values: int, rounds: int, side: Side, barrier: Barrier, results: "Queue[dict[str, Any]]"
-) -> None:
+def _node(place: Place, model: str, rounds: int, barrier: Barrier, results: "Queue[dict[str, Any]]") -> None:
     try:
-        results.put(_measure(place, values, rounds, side, barrier))
+        results.put(_measure(place, model, rounds, barrier))
     except BaseException as error:
         barrier.abort()
         results.put({"error": f"{place.name}: {error!r}"})
 
 
-def _measure(place: Place, values: int, rounds: int, side: Side, barrier: Barrier) -> dict[str, Any]:
+def _measure(place: Place, model: str, rounds: int, barrier: Barrier) -> dict[str, Any]:
     torch.set_num_threads(1)  # five processes on few cores
-    row = model(values)
-    sides = {"ours": side(place, row)}
+    row = _model(model)
+    sides = {"ours": ours(place)}
     barrier.wait(WAIT)
     before = _memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -225,7 +220,7 @@ def _measure(place: Place, values: int, rounds: int, side: Side, barrier: Barrie
         number += 1
         sides["ours"].exchange(number)
         barrier.wait(WAIT)
-    copies = (_memory("VmHWM") - before) / (4 * values)
+    copies = (_memory("VmHWM") - before) / len(pack(row))
     sides["bare"] = bare(place, row)
     barrier.wait(WAIT)
     report: dict[str, Any] = {"copies": copies, "ours": [], "bare": [], "ours cpu": 0.0, "bare cpu": 0.0}
@@ -246,14 +241,8 @@ def _measure(place: Place, values: int, rounds: int, side: Side, barrier: Barrie
     return report
 
 
-def model(values: int) -> dict[str, Tensor]:
-    """Tensors of a network's sizes: some large, many small."""
-    sizes: list[int] = []
-    left = values
-    while left:
-        sizes.append(min(left, 2_359_296 if len(sizes) % 2 else 73_728))
-        left -= sizes[-1]
-    return {f"layer{number}.weight": torch.randn(size) for number, size in enumerate(sizes)}
+def _model(name: str) -> dict[str, Tensor]:
+    return {name: values.detach() for name, values in build(name, classes=10, input=(1, 8, 8)).named_parameters()}
 
 
 def _memory(field: str) -> int:
