@@ -359,6 +359,9 @@ def node(
         start.check_node(config, insecure=insecure, data=data)
     else:
         start.start_node(config, insecure=insecure, data=data, log_json=log_json)
+        sys.stderr.flush()
+        # all is written; zenoh's threads may still be in Python, and an interpreter that ends under them aborts
+        os._exit(0)
 
 
 @app.command

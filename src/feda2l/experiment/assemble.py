@@ -1,5 +1,6 @@
 """From a spec to a simulation: data dealt to nodes, a model, a graph, a rate rule; every mistake is found here."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,8 @@ from feda2l.simulate.population import Population, averaged_buffers
 from feda2l.simulate.simulation import Simulation
 from feda2l.topology import Mixing, Topology, build_mixing
 from feda2l.topology import build as build_topology
+
+BUILDING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class Shape(NamedTuple):
 def new_model(name: str | None, seed: int, shape: Shape, *, node: int = 0) -> nn.Module:
     """The model with the initial values of a node; node 0's is the common start."""
     assert name is not None
-    with torch.random.fork_rng(devices=[]):
+    with BUILDING, torch.random.fork_rng(devices=[]):  # modules draw from the one generator of the process
         torch.default_generator.manual_seed(derive_seed(seed, node=node, purpose="init"))
         return build(name, classes=shape.classes or 0, input=shape.input, horizon=shape.horizon)
 

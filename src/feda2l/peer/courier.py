@@ -20,6 +20,7 @@ from feda2l.peer.transport import Transport
 
 SLICE = 5.0  # seconds of one held question; then it is asked again, so that a hung neighbour binds nobody for long
 GLANCE = 0.3  # seconds that an answer of a neighbour that is away may take
+CLOSE = 2  # rounds behind, from which one that was away can catch up while it is waited for
 FASTER = 4.0  # times as fast as we ever were: who claims more rounds than that lies
 PAUSE = 0.05  # seconds between questions to a neighbour that is not there
 
@@ -236,7 +237,7 @@ class Courier:
         """A neighbour's head of an exchange, as soon as it is there and unless it is too late."""
         if not neighbour.present:
             head = self._ask_head(neighbour, NEWEST, GLANCE)
-            if head is None or head.round < round - 1:
+            if head is None or head.round < round - CLOSE:
                 return None
             neighbour.present = True  # it keeps the pace again
         least = time.monotonic() + neighbour.deadline.least

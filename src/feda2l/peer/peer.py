@@ -115,6 +115,8 @@ class Peer(Simulation):
         else:
             self.round = latest - 1 if latest < self.rounds else latest
         self.rates.skip(self.round)
+        # no payload: it tells the others that we keep the pace again, and are worth waiting for
+        self.courier.publish(self.round, self.algorithm.gossip, {}, self.template)
         return True
 
     def _adopt(self, heads: Mapping[Neighbour, Head], own: Rows | None) -> int:
