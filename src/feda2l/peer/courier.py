@@ -66,6 +66,7 @@ class Courier:
         authority: Authority | None = None,
         rounds: int = MOST["round"],
         exchanges: int = 1,
+        kept: int = 2,
         meddler: Meddler | None = None,
         rejected: Callable[[Neighbour, Refused, bool], None] = lambda neighbour, refused, quarantined: None,
     ) -> None:
@@ -74,7 +75,7 @@ class Courier:
         self.identity, self.authority, self.meddler, self.rejected = identity, authority, meddler, rejected
         self.rounds = rounds  # of the run: nobody can be further
         self.exchanges = exchanges  # of a round
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(kept)
         self.received = 0  # bytes
         self._lasted: deque[float] = deque(maxlen=KEPT)  # seconds of the last rounds
         self._spare: bytearray | None = None  # memory of a message that was used

@@ -30,8 +30,8 @@ class Mailbox:
     sees that the network went on without it.
     """
 
-    def __init__(self) -> None:
-        self._messages: deque[Message] = deque(maxlen=2)
+    def __init__(self, kept: int = 2) -> None:
+        self._messages: deque[Message] = deque(maxlen=kept)  # more where some only hear us and may be far behind
         self._held: list[tuple[tuple[int, int], Reply]] = []
         self._lock = threading.Lock()
 

@@ -137,6 +137,7 @@ class Node:
             authority=authority,
             rounds=peer.rounds,
             exchanges=peer.algorithm.gossip,
+            kept=2 if all(near.direction == "both" for near in config.neighbours) else peer.network + 1,
             meddler=self.meddler,
             rejected=self._rejected,
         )
