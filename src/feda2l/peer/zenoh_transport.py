@@ -319,20 +319,25 @@ class _Question:
             self.asker.run(self, lambda: self._send(view))
 
     def _send(self, view: memoryview) -> None:
+        if not self._claim():
+            return
         piece = zenoh.ZBytes(bytes(view[self.start : self.start + PIECE]))
         try:
             self.query.reply(self.query.key_expr, piece, attachment=view.nbytes.to_bytes(8, "little"))
         except zenoh.ZError as error:
             log.debug("answering %s to %s: %s", self.key, self.asker.name, error)
         finally:
-            self.end()
+            self.query.drop()
 
     def end(self) -> None:
         """The asker learns that no more comes."""
-        with self.asker.lock:
-            ours = self.asker.open.pop(self, self) is None
-        if ours:  # dropping twice raises
+        if self._claim():
             self.query.drop()
+
+    def _claim(self) -> bool:
+        """Whether the query is the caller's alone: dropping it twice raises, and so does dropping it during a reply."""
+        with self.asker.lock:
+            return self.asker.open.pop(self, self) is None
 
 
 def _total(piece: zenoh.Sample, key: str) -> int:
