@@ -1,6 +1,5 @@
 """Runs that train as one population, from the first round to the run folders' last file."""
 
-import json
 import signal
 import threading
 import time
@@ -21,7 +20,7 @@ from feda2l.experiment.progress import RunProgress
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.resume import check_same_faults, check_same_run, continued, finished, saved_spec
 from feda2l.experiment.spec import Spec
-from feda2l.experiment.summary import search_rounds, summarise
+from feda2l.experiment.summary import search_rounds, write_summary
 from feda2l.round.states import Layout
 from feda2l.simulate.checkpoint import write_checkpoint
 from feda2l.simulate.engine import Engine
@@ -136,19 +135,7 @@ class Pack:
             self.notes.append(f"{folder.path}: going on after round {simulation.round}")
         elif self.resume:
             self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
-        folder.cut_back(simulation.round, simulation.due_in)
-        folder.summary.unlink(missing_ok=True)
-        folder.write(folder.spec, assembled.spec.to_toml().encode())
-        if assembled.faults is not None:
-            folder.write(folder.faults, assembled.faults.text.encode())
-        facts = environment(
-            engine=engine,
-            device=device_name(assembled.device),
-            pack=len(self.members),
-            ranks=self.crew.ranks,
-            **Shape.of(assembled.dataset)._asdict(),
-        )
-        folder.write(folder.environment, as_json(facts))
+        begin_folder(assembled, folder, engine=engine, pack=len(self.members), ranks=self.crew.ranks)
 
     def _search(self, engine: Engine) -> None:
         """Find the base rate of the runs that look for one; one that was interrupted in it begins it again."""
@@ -159,7 +146,7 @@ class Pack:
                 self._say()
                 with one_thread():
                     found = search(engine, simulation)
-                folder.write(folder.search, as_json(found))
+                folder.write_json(folder.search, found)
                 low, high = min(found["rates"]), max(found["rates"])
                 rates = f"{low:.3g}" if high < 1.02 * low else f"{low:.3g} to {high:.3g}"
                 cost = search_rounds(assembled)
@@ -219,13 +206,9 @@ class Pack:
                 by_class = simulator.evaluate(simulation).get("class_accuracy")
             if not self.crew.leads:
                 continue
-            summary = summarise(whole, folder, pack=len(self.members))
-            if by_class:
-                summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
             if simulation.diverged:
                 failures.append(RunFailed(why_diverged(whole)))
-            folder.write_tables()
-            folder.write(folder.summary, as_json(summary))
+            write_summary(whole, folder, by_class, pack=len(self.members))
         return failures
 
     def _say(self) -> None:
@@ -261,8 +244,16 @@ def why_diverged(assembled: Assembled) -> str:
     )
 
 
-def as_json(facts: dict[str, Any]) -> bytes:
-    return (json.dumps(facts, indent=2) + "\n").encode()
+def begin_folder(assembled: Assembled, folder: RunFolder, *, engine: str, pack: int, **more: Any) -> None:
+    """Bring a run folder to where the simulation stands, and write down what runs in it and on what."""
+    simulation = assembled.simulation
+    folder.cut_back(simulation.round, simulation.due_in)
+    folder.summary.unlink(missing_ok=True)
+    folder.write(folder.spec, assembled.spec.to_toml().encode())
+    if assembled.faults is not None:
+        folder.write(folder.faults, assembled.faults.text.encode())
+    device, shape = device_name(assembled.device), Shape.of(assembled.dataset)._asdict()
+    folder.write_json(folder.environment, environment(engine=engine, device=device, pack=pack, **more, **shape))
 
 
 def device_name(device: torch.device) -> str:

@@ -72,6 +72,9 @@ class RunFolder:
         except OSError as error:
             raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
 
+    def write_json(self, path: Path, facts: dict[str, Any]) -> None:
+        self.write(path, (json.dumps(facts, indent=2) + "\n").encode())
+
     def append(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
         """Add a completed round."""
         for path, line in ((self.rounds, record), (self.timings, timing)):

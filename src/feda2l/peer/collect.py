@@ -12,10 +12,10 @@ from feda2l.experiment.assemble import Assembled, Shape, assemble, populate
 from feda2l.experiment.datasets import Loaded, load_data
 from feda2l.experiment.device import find_device
 from feda2l.experiment.environment import environment
-from feda2l.experiment.pack import as_json, device_name
+from feda2l.experiment.pack import device_name
 from feda2l.experiment.records import MEAN_MODEL, RunFolder
 from feda2l.experiment.spec import Spec
-from feda2l.experiment.summary import summarise
+from feda2l.experiment.summary import write_summary
 from feda2l.faults.plan import FaultPlan
 from feda2l.peer.join_records import Records, join_round, join_timings, read_records
 from feda2l.peer.met_faults import met_faults
@@ -55,7 +55,7 @@ def collect(
     folder.write(folder.spec, given.to_toml().encode())
     shape = Shape.of(assembled.dataset)._asdict()
     described = environment(engine="peers", device=device_name(assembled.device), pack=1, **shape, **facts)
-    folder.write(folder.environment, as_json(described))
+    folder.write_json(folder.environment, described)
     write_checkpoint(join_checkpoints(assembled, states), folder.checkpoint)
     restore(assembled.simulation, folder.checkpoint)
     engine.start(spec.runtime.workers)
@@ -63,11 +63,7 @@ def collect(
         by_class = _write_rounds(folder, states, assembled, engine, records, graph)
     finally:
         engine.close()
-    folder.write_tables()
-    summary = summarise(assembled, folder, pack=1)
-    if by_class:
-        summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
-    folder.write(folder.summary, as_json(summary))
+    write_summary(assembled, folder, by_class)
 
 
 def join_checkpoints(assembled: Assembled, states: Sequence[RunFolder]) -> dict[str, Tensor]:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.experiment.assemble import Assembled, Place, Shape, assemble, populate
+from feda2l.experiment.assemble import Assembled, Place, assemble, populate
 from feda2l.experiment.datasets import Loaded, load_data
 from feda2l.experiment.device import find_device
-from feda2l.experiment.environment import environment
-from feda2l.experiment.pack import as_json, device_name, why_diverged
+from feda2l.experiment.pack import begin_folder, why_diverged
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.resume import check_same_run, continued, finished, saved_spec
-from feda2l.experiment.summary import summarise
+from feda2l.experiment.summary import write_summary
 from feda2l.peer.check import refuse_unfit
 from feda2l.peer.config import DeadlineConfig, NodeConfig
 from feda2l.peer.connect import connect, credentials, reconnect
@@ -97,17 +96,7 @@ class Node:
             restore(peer, folder.checkpoint)
             self.log.round = peer.round
             self.log.info("resumed", after=peer.round)
-        folder.cut_back(peer.round, peer.due_in)
-        folder.summary.unlink(missing_ok=True)
-        folder.write(folder.spec, self.assembled.spec.to_toml().encode())
-        facts = environment(
-            engine=engine.name,
-            device=device_name(self.assembled.device),
-            pack=1,
-            node=self.config.id,
-            **Shape.of(self.assembled.dataset)._asdict(),
-        )
-        folder.write(folder.environment, as_json(facts))
+        begin_folder(self.assembled, folder, engine=engine.name, pack=1, node=self.config.id)
         peer.make_template()
 
     def _monitor(self) -> Monitor:
@@ -245,18 +234,13 @@ class Node:
     def _end(self, simulator: Simulator) -> None:
         peer = self.peer
         self._status("leaving")
-        heard = {neighbour.name for neighbour in self.config.hears}
-        unheard = any(neighbour.name not in heard for neighbour in self.config.heard_by)
+        unheard = any(neighbour.direction == "out" for neighbour in self.config.neighbours)
         self.courier.farewell(peer.round, peer.template, LEAVING, unheard=unheard)
         if peer.active:
             self.log.info("left", after=peer.round, rounds=peer.rounds)
             return
-        summary = summarise(self.assembled, self.folder, pack=1)
         by_class = peer.class_accuracy or simulator.evaluate(peer).get("class_accuracy")
-        if by_class:
-            summary["class_accuracy"] = dict(zip(self.assembled.dataset.class_names, by_class, strict=True))
-        self.folder.write_tables()
-        self.folder.write(self.folder.summary, as_json(summary))
+        write_summary(self.assembled, self.folder, by_class)
         self.log.info("finished", rounds=peer.rounds)
         self._status("done")
 

@@ -148,8 +148,7 @@ class Peer(Simulation):
         if not self.jumped:
             self.round += 1
             self.rates.skip(self.round)
-        self.multiplier_range = float(multiplier.min()), float(multiplier.max())
-        self.multiplier_change = float((self.rates.multiplier - multiplier).abs().max())
+        self.note_multipliers(multiplier)
         layers = {"rate": rates, "multiplier": multiplier, "sigma": sigma}
         return {name: values.tolist() for name, values in layers.items()} | {"zeta": [[None] * len(self.layers)]}
 

@@ -104,9 +104,7 @@ class FaultySimulation(Simulation):
         before, multiplier = rates.rates, rates.multiplier.clone()
         rates.step(self.round, Signals(sigma, zeta, self.moved), [node for node in there if node not in found.alone])
         rates.skip(self.round, sorted(found.alone))
-        own = multiplier[there]
-        self.multiplier_range = float(own.min()), float(own.max())
-        self.multiplier_change = float((rates.multiplier[there] - own).abs().max())
+        self.note_multipliers(multiplier)
         layers = {"rate": before, "multiplier": multiplier, "sigma": sigma, "zeta": zeta}
         records: dict[str, Any] = {}
         for name, values in layers.items():

@@ -294,10 +294,16 @@ class Simulation:
         self.round += 1
         rates, multiplier = self.rates.rates, self.rates.multiplier.clone()
         self.rates.step(self.round, Signals(sigma, zeta, self.moved))
-        self.multiplier_range = float(multiplier.min()), float(multiplier.max())
-        self.multiplier_change = float((self.rates.multiplier - multiplier).abs().max())
+        self.note_multipliers(multiplier)
         layers = {"rate": rates, "multiplier": multiplier, "sigma": sigma, "zeta": zeta}
         return {name: values.tolist() for name, values in layers.items()}
+
+    def note_multipliers(self, trained_with: Tensor) -> None:
+        """Remember the range of the round's multipliers and their largest change; of those who were there."""
+        there = list(self.there)
+        own = trained_with[there]
+        self.multiplier_range = float(own.min()), float(own.max())
+        self.multiplier_change = float((self.rates.multiplier[there] - own).abs().max())
 
     def bytes_sent(self) -> list[int]:
         sent: list[int] = bytes_sent(self.mixing, self.round, self.message * self.algorithm.gossip).tolist()
