@@ -1,9 +1,7 @@
 """The command line: parse, call, print."""
 
-import json
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +10,8 @@ from rich.console import Console
 
 import feda2l
 from feda2l.errors import FedA2LError, RunFailed
+from feda2l.options import DataFolder, Set
+from feda2l.peer.commands import certs, node, swarm
 
 app = App(
     name="feda2l",
@@ -21,13 +21,8 @@ app = App(
 )
 data_app = App(name="data", help="Data sets: download them, or check what is there.")
 app.command(data_app)
-certs_app = App(name="certs", help="Certificates of real nodes: make an authority, issue, look at them.")
-app.command(certs_app)
-
-Set = Annotated[list[str] | None, Parameter(name="--set", negative=(), help="override a key of the spec: key=value")]
-DataFolder = Annotated[
-    Path | None, Parameter(name="--data", help="folder of data sets; else FEDA2L_DATA, else a cache")
-]
+for command in (node, swarm, certs):
+    app.command(command)
 
 
 @app.command
@@ -328,162 +323,6 @@ def compare(a: Path, b: Path, /) -> None:
     from feda2l.report.commands import print_comparison
 
     print_comparison(a, b)
-
-
-@app.command
-def node(
-    *,
-    config: Path,
-    check: Annotated[bool, Parameter(negative=())] = False,
-    insecure: Annotated[bool, Parameter(negative=())] = False,
-    log_json: Annotated[bool, Parameter(negative=())] = False,
-    data: DataFolder = None,
-) -> None:
-    """Run one node of a real network: its own data, its neighbours over TLS. A restarted node goes on where it was.
-
-    Parameters
-    ----------
-    config
-        the node's TOML file: who it is, what it learns, whom it talks to
-    check
-        say whether it could start (config, certificates, data, who answers), and stop
-    insecure
-        plaintext: no certificates, anybody may read and forge
-    log_json
-        JSON on stderr too
-    """
-    _demand_peers()
-    from feda2l.peer import start
-
-    if check:
-        start.check_node(config, insecure=insecure, data=data)
-    else:
-        start.start_node(config, insecure=insecure, data=data, log_json=log_json)
-        sys.stderr.flush()
-        # all is written; zenoh's threads may still be in Python, and an interpreter that ends under them aborts
-        os._exit(0)
-
-
-@app.command
-def swarm(
-    spec: Path | None = None,
-    *,
-    nodes: int | None = None,
-    set_: Set = None,
-    out: Path | None = None,
-    insecure: Annotated[bool, Parameter(negative=())] = False,
-    wire: Literal["fp32", "bf16"] = "fp32",
-    faults: Path | None = None,
-    data: DataFolder = None,
-    resume: bool = False,
-    quiet: bool = False,
-    keep: Annotated[bool, Parameter(negative=())] = False,
-) -> None:
-    """Run a spec on real peers: a process a node on this machine, TLS between them, one run folder at the end.
-
-    Parameters
-    ----------
-    spec
-        TOML file, as for `feda2l run`; without one it is the default
-    nodes
-        how many nodes (data.nodes of the spec)
-    out
-        the run folder itself (default runs/NAME); the nodes' own folders are below its nodes/
-    insecure
-        plaintext: no certificates
-    wire
-        how parameters travel; bf16 halves the bytes and rounds what is sent
-    faults
-        a fault plan (the spec's `faults`): who crashes, hangs or is not heard, and when
-    resume
-        go on where the nodes in the folder stopped; also with more rounds
-    quiet
-        no table of the nodes
-    keep
-        keep the private keys; else they are deleted at the end
-    """
-    _demand_peers()
-    from feda2l.experiment.run import Run
-    from feda2l.experiment.spec import Spec
-    from feda2l.peer.swarm import Options, swarm
-    from feda2l.report.one_run import summary_text
-
-    sets = list(set_ or [])
-    if nodes is not None:
-        if nodes < 2:
-            raise FedA2LError(f"--nodes {nodes}: a swarm has at least 2 nodes")
-        sets.append(f"data.nodes={nodes}")
-    if faults is not None:
-        sets.append(f"faults={json.dumps(str(faults))}")
-    wanted = Spec.load(spec, sets) if spec else Spec.parse({}, "spec", sets)
-    options = Options(insecure=insecure, wire=wire, data=data, resume=resume, shown=not quiet, keep=keep)
-    done: Run = swarm(wanted, out, options)
-    print(summary_text(done.summary, done.path))
-
-
-@certs_app.command
-def init(folder: Path = Path("certs"), *, days: int = 3650) -> None:
-    """Make a certificate authority: ca.pem for every node, ca.key for nobody else.
-
-    Parameters
-    ----------
-    folder
-        where both are written
-    days
-        how long it is valid
-    """
-    _demand_peers()
-    from feda2l.peer.certificates import certs_init
-
-    certs_init(folder, days=days)
-
-
-@certs_app.command
-def issue(
-    name: str,
-    *,
-    folder: Path = Path("certs"),
-    host: Annotated[list[str] | None, Parameter(negative=())] = None,
-    days: int = 365,
-    out: Path | None = None,
-    renew: Annotated[bool, Parameter(negative=())] = False,
-) -> None:
-    """Issue a node's certificate and key.
-
-    Parameters
-    ----------
-    name
-        the node's name
-    folder
-        where the authority lies
-    host
-        a host name or address at which neighbours reach the node; may be repeated
-    days
-        how long it is valid
-    out
-        another folder to write to
-    renew
-        keep key and hosts of the certificate that is there
-    """
-    _demand_peers()
-    from feda2l.peer.certificates import certs_issue
-
-    certs_issue(folder, name, hosts=host or [], days=days, out=out, renew=renew)
-
-
-@certs_app.command
-def show(*paths: Path) -> None:
-    """Say whose certificates these are and how long they are valid."""
-    _demand_peers()
-    from feda2l.peer.certificates import certs_show
-
-    certs_show(*(paths or (Path("certs"),)))
-
-
-def _demand_peers() -> None:
-    missing = [name for name in ("cryptography", "zenoh", "blake3", "prometheus_client") if find_spec(name) is None]
-    if missing:
-        raise FedA2LError(f"real peers need {' and '.join(missing)}: pip install 'feda2l[peers]'")
 
 
 def main() -> None:

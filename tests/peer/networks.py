@@ -11,29 +11,17 @@ from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
 from feda2l.peer.memory_transport import Hub
 from feda2l.peer.node import Node
+from feda2l.peer.swarm_folder import neighbour_lists
 from feda2l.topology import build
 
 
-def neighbour_lists(spec: Spec) -> list[list[dict[str, Any]]]:
+def neighbours_of_all(spec: Spec) -> list[list[dict[str, Any]]]:
     """The `[[neighbours]]` of every node on a spec's graph."""
     topology = spec.topology
     graph = build(topology.name, spec.data.nodes, k=topology.k, p=topology.p, seed=topology.seed, file=topology.file)
-    near = graph.period[0]
-    lists: list[list[dict[str, Any]]] = []
-    for node in range(graph.nodes):
-        hears, heard_by = set(near[node]), {j for j in range(graph.nodes) if node in near[j]}
-        lists.append(
-            [
-                {
-                    "name": f"n{j}",
-                    "id": j,
-                    "address": f"127.0.0.1:{7000 + j}",
-                    "direction": "both" if j in hears and j in heard_by else "in" if j in hears else "out",
-                }
-                for j in sorted(hears | heard_by)
-            ]
-        )
-    return lists
+    return [
+        [{**other, "address": f"127.0.0.1:{7000 + other['id']}"} for other in near] for near in neighbour_lists(graph)
+    ]
 
 
 def configs(values: dict[str, Any], folder: Path, **more: Any) -> list[NodeConfig]:
@@ -56,7 +44,7 @@ def configs(values: dict[str, Any], folder: Path, **more: Any) -> list[NodeConfi
             f"n{node}.toml",
             insecure=True,
         )
-        for node, near in enumerate(neighbour_lists(spec))
+        for node, near in enumerate(neighbours_of_all(spec))
     ]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import tomli_w
-from networks import neighbour_lists
+from networks import neighbours_of_all
 
 import feda2l
 from feda2l.experiment.spec import Spec
@@ -163,7 +163,7 @@ class Network:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.certs, self.more = folder, folder / "certs", more
         (folder / "spec.toml").write_text(tomli_w.dumps(spec))
-        lists = neighbour_lists(Spec.load(folder / "spec.toml"))
+        lists = neighbours_of_all(Spec.load(folder / "spec.toml"))
         addresses = free_addresses(2 * len(lists))
         self.addresses, watched = addresses[: len(lists)], addresses[len(lists) :]
         self.monitors = watched if monitors else []

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.peer import certificates
+from feda2l.peer import certificates, commands
 from feda2l.peer.certificates import Authority, Identity, describe, issue, make_authority
 from feda2l.peer.refused import Refused
 
@@ -257,20 +257,20 @@ def test_an_impostor_with_the_authoritys_name_is_refused(folder: Path) -> None:
 
 def test_the_commands_say_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "certs"
-    certificates.certs_init(folder)
-    certificates.certs_issue(folder, "node.1", hosts=["localhost"])
+    commands.init(folder)
+    commands.issue("node.1", folder=folder, host=["localhost"])
     said = capsys.readouterr().out
     assert "Give ca.pem to every node" in said
     assert f"and {folder / 'node.1.key'}" in said
-    certificates.certs_issue(folder, "node.1", renew=True)
+    commands.issue("node.1", folder=folder, renew=True)
     assert "node.1.key" not in capsys.readouterr().out
-    certificates.certs_show(folder)
+    commands.show(folder)
     said = capsys.readouterr().out
     assert "node.1 (node)" in said
     assert "hosts      node.1, localhost" in said
     assert "valid, 364 days left" in said
     with pytest.raises(FedA2LError, match="no certificate"):
-        certificates.certs_show(tmp_path)
+        commands.show(tmp_path)
 
 
 def test_zenoh_takes_the_certificates_of_one_authority_only(folder: Path) -> None:

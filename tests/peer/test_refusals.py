@@ -16,7 +16,8 @@ from hostile import LIES, Hostile
 from processes import HOSTS, Network, NodeProcess, check_lines, free_addresses
 
 from feda2l.peer.certificates import Identity, issue, make_authority
-from feda2l.peer.zenoh_transport import Tls, ZenohTransport
+from feda2l.peer.zenoh_settings import Tls
+from feda2l.peer.zenoh_transport import ZenohTransport
 
 ROUNDS, STRIKES, QUARANTINE = 40, 5, 2  # enough rounds for every lie to fall outside a quarantine
 SPEC: dict[str, Any] = {

@@ -20,7 +20,8 @@ from feda2l.peer.certificates import issue, make_authority
 from feda2l.peer.memory_transport import Hub
 from feda2l.peer.refused import Refused
 from feda2l.peer.transport import Reply, Transport
-from feda2l.peer.zenoh_transport import PIECE, Tls, ZenohTransport
+from feda2l.peer.zenoh_settings import PIECE, Tls
+from feda2l.peer.zenoh_transport import ZenohTransport
 
 NODES = ("anna", "bert", "carl")
 LONG = 20.0  # seconds: never reached when all is well
@@ -315,7 +316,8 @@ def test_hub_cuts_and_heals() -> None:
 CHILD = """
 import sys, time
 from pathlib import Path
-from feda2l.peer.zenoh_transport import Tls, ZenohTransport
+from feda2l.peer.zenoh_settings import Tls
+from feda2l.peer.zenoh_transport import ZenohTransport
 name, listen, neighbour, address, folder, word = sys.argv[1:]
 folder = Path(folder)
 tls = Tls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")

@@ -15,7 +15,8 @@ from test_transports import free_addresses, wait_for
 
 from feda2l.peer.certificates import issue, make_authority
 from feda2l.peer.transport import Reply
-from feda2l.peer.zenoh_transport import Tls, ZenohTransport
+from feda2l.peer.zenoh_settings import Tls
+from feda2l.peer.zenoh_transport import ZenohTransport
 
 HOSTS = ["127.0.0.1"]
 

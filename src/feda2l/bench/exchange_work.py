@@ -28,7 +28,7 @@ from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
 from feda2l.peer.node import Node
 from feda2l.peer.payload import pack
-from feda2l.peer.zenoh_transport import Tls
+from feda2l.peer.zenoh_settings import Tls
 
 WAIT = 60.0  # seconds until something is wrong
 # what it would learn does not matter here

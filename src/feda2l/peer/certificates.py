@@ -220,36 +220,6 @@ def show(path: Path) -> str:
     return "\n".join([str(path), *(f"  {what:<10} {said}" for what, said in lines.items())])
 
 
-def certs_init(folder: Path, *, days: int = AUTHORITY_DAYS) -> None:
-    """`feda2l certs init`"""
-    print(show(make_authority(folder, days=days)))
-    print(f"Give {AUTHORITY}.pem to every node; keep {folder / AUTHORITY}.key: whoever has it can be any node.")
-
-
-def certs_issue(
-    folder: Path,
-    name: str,
-    *,
-    hosts: Iterable[str] = (),
-    days: int = NODE_DAYS,
-    out: Path | None = None,
-    renew: bool = False,
-) -> None:
-    """`feda2l certs issue`"""
-    certificate = issue(folder, name, hosts=hosts, days=days, out=out, renew=renew)
-    print(show(certificate))
-    key = "" if renew else f" and {certificate.with_suffix('.key')}, which nobody else may have"
-    print(f"The node needs {folder / AUTHORITY}.pem, {certificate}{key}.")
-
-
-def certs_show(*paths: Path) -> None:
-    """`feda2l certs show`: certificates, or all of a folder."""
-    found = [file for path in paths for file in (sorted(path.glob("*.pem")) if path.is_dir() else [path])]
-    if not found:
-        raise FedA2LError(f"{', '.join(map(str, paths))}: no certificate (*.pem) there")
-    print("\n".join(map(show, found)))
-
-
 def _builder(
     name: str, issuer: x509.Name, key: Ed25519PublicKey, start: datetime, end: datetime
 ) -> x509.CertificateBuilder:

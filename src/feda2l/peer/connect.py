@@ -9,7 +9,7 @@ from feda2l.peer.config import NodeConfig
 from feda2l.peer.transport import Transport
 
 if TYPE_CHECKING:
-    from feda2l.peer.zenoh_transport import Tls
+    from feda2l.peer.zenoh_settings import Tls
 
 
 def credentials(config: NodeConfig) -> tuple[Authority | None, Identity | None]:
@@ -44,7 +44,7 @@ def _addresses(config: NodeConfig) -> Mapping[str, str | None]:
 
 
 def _tls(config: NodeConfig) -> "Tls | None":
-    from feda2l.peer.zenoh_transport import Tls
+    from feda2l.peer.zenoh_settings import Tls
 
     security = config.security
     return None if security is None else Tls(security.ca, security.certificate, security.key)

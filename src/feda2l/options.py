@@ -1,0 +1,11 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+Set = Annotated[list[str] | None, Parameter(name="--set", negative=(), help="override a key of the spec: key=value")]
+DataFolder = Annotated[
+    Path | None, Parameter(name="--data", help="folder of data sets; else FEDA2L_DATA, else a cache")
+]
