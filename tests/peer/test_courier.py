@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -294,6 +295,30 @@ def test_a_bad_head_is_refused_once_a_round_and_quarantined_in_the_end(hub, answ
     assert len(told) == 3
     one.heads(13, 0)
     assert len(told) == 4
+
+
+def test_a_leap_is_believed_when_there_was_time_for_it_and_is_no_offence(hub):
+    told = Told()
+    one = courier(hub, "n0", "n1", told=told)
+    neighbour = one.neighbours[0]
+    impostor(hub, "n1", lambda key: head("n1", claimed, LOAD))
+
+    def heard_in(round: int) -> list[int]:
+        one.publish(round, 0, ROW, TEMPLATE)
+        one.begin()
+        one._lasted = deque([0.4])  # our fastest round: a neighbour does no more than ten in a second
+        return [said.round for said in one.heads(round, 0).values()]
+
+    claimed = 5
+    assert heard_in(5) == [5]
+    neighbour.came(5, 0.1)
+    claimed = 8  # the one after its next: 0.1 s later
+    assert heard_in(6) == [8]
+    neighbour.came(8, 0.1)
+    claimed = 1000
+    assert heard_in(7) == []
+    assert not neighbour.present
+    assert told == []
 
 
 @pytest.mark.parametrize("away", [False, True])
