@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -336,10 +335,8 @@ def test_a_killed_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return "missing"
 
     monkeypatch.setattr(pictures, "_picture", killed)
-    start = time.monotonic()
     with pytest.raises(RunFailed, match="was killed, perhaps out of memory"):
         tinyimagenet.load(source, tmp_path, processes=2)
-    assert time.monotonic() - start < 30
 
 
 def test_the_catalogue_fetches_verifies_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

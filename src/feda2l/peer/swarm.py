@@ -156,9 +156,10 @@ class Swarm:
                     self.view.say(f"{node} is started again; the others are at round {network}")
                     node.start()
             elif node.running and self._planned("hang", node):
-                self._wake(node, network, alone=not others)
+                self._wake(node, [other for other in others if not other.stopped])
 
-    def _wake(self, node: NodeProcess, network: int, *, alone: bool) -> None:
+    def _wake(self, node: NodeProcess, others: Sequence[NodeProcess]) -> None:
+        """Let a node that hangs go on when all others have done the rounds that it was to miss, or none is left."""
         if not node.stopped:
             return
         now, round = time.monotonic(), node.rounds_written() + 1
@@ -168,8 +169,11 @@ class Swarm:
         if node.hung_since is None:
             node.hung_since, node.state = now, "hung"
             self.view.say(f"{node} hangs in round {round}, as planned")
-        over = network >= round - 1 + hang.rounds if hang.seconds is None else now - node.hung_since >= hang.seconds
-        if over or alone:
+        if hang.seconds is None:
+            over = all(other.round >= round - 1 + hang.rounds for other in others)
+        else:
+            over = now - node.hung_since >= hang.seconds or not others
+        if over:
             node.hung_since, node.state = None, "running"
             node.signal(signal.SIGCONT)
 
