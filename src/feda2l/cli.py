@@ -310,6 +310,29 @@ def report(
 
 
 @app.command
+def watch(
+    folder: Path,
+    *,
+    port: int | None = None,
+    open_: Annotated[bool, Parameter(name="--open", negative=())] = False,
+) -> None:
+    """Follow a run, a study or a swarm in a browser, on this machine alone; Ctrl-C ends the view, not the run.
+
+    Parameters
+    ----------
+    folder
+        a run's, a study's or a swarm's folder, or one in which they lie or will begin
+    port
+        of the page (default 8765, or the next that is free)
+    open_
+        open the page in the browser
+    """
+    from feda2l.watch.command import watch
+
+    watch(folder, port, open_browser=open_)
+
+
+@app.command
 def compare(a: Path, b: Path, /) -> None:
     """Say whether B beats A: rounds, time and accuracy, seed by seed.
 

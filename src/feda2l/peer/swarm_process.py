@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from feda2l.experiment.tail import Tail
 from feda2l.peer.log import FILE
 from feda2l.peer.swarm_folder import Member
 
@@ -43,7 +44,7 @@ class NodeProcess:
         self.pace: float | None = None  # seconds of the last round
         self.last = 0.0  # when it completed a round
         self.hung_since: float | None = None
-        self._log = _Tail(member.state.path / FILE)
+        self._log = Tail(member.state.path / FILE)
         self.look()
 
     def __str__(self) -> str:
@@ -75,8 +76,13 @@ class NodeProcess:
         """Read its log on; its exit code if its process has just ended."""
         running = self.running
         code = self.process.poll() if self.process else None
-        for line in self._log.lines():
-            self._hear(line)
+        while lines := self._log.read():
+            for line in lines:
+                try:
+                    said = json.loads(line)
+                except ValueError:  # torn by a kill
+                    continue
+                self._hear(said)
         return code if running else None
 
     def signal(self, number: signal.Signals) -> None:
@@ -125,29 +131,3 @@ class NodeProcess:
             self.figures |= {key: line[key] for key in ("loss", "accuracy", "mse", "heard") if key in line}
             if self.running and self.state == "starting":
                 self.state = "running"
-
-
-class _Tail:
-    """The lines of a growing file of JSON lines, each once; a file in its place is read from its start."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.inode = self.offset = 0
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        try:
-            with open(self.path, "rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                if inode != self.inode:
-                    self.inode, self.offset = inode, 0
-                file.seek(self.offset)
-                read = file.read()
-        except OSError:  # not there yet
-            return
-        whole = read[: read.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        for line in whole.splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:  # torn by a kill
-                continue

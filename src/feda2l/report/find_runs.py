@@ -1,6 +1,5 @@
 """Run folders at any depth: what each holds, and what has to be left out and why."""
 
-import fcntl
 import json
 import os
 import tomllib
@@ -13,6 +12,7 @@ from typing import Any
 
 from feda2l.errors import FedA2LError
 from feda2l.experiment.cells import STAGES
+from feda2l.experiment.held import held_locks, is_held
 from feda2l.experiment.records import RunFolder
 
 # where a run goes and how fast; precision is the one key of [runtime] that changes numbers
@@ -167,7 +167,8 @@ def _read(path: Path, notes: Notes) -> FoundRun | None:
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
         status = summary["status"]
     except FileNotFoundError:
-        reason = "left out, still running" if _taken(path) else "left out, stopped before its end (go on with --resume)"
+        held = is_held(path, held_locks())
+        reason = "left out, still running" if held else "left out, stopped before its end (go on with --resume)"
         rounds = f"{_lines(folder.rounds)} of {spec.get('rounds', '?')} rounds"
         if (path / "error.json").exists():
             reason, rounds = "left out, failed", f"{rounds}: {_error(path)}"
@@ -200,21 +201,6 @@ def _one_of_each(runs: Iterable[FoundRun], notes: Notes) -> list[FoundRun]:
         for copy in copies[:-1]:
             notes.add("left out, the same run is there again and newer", f"{copy.path} (kept {copies[-1].path})")
     return kept
-
-
-def _taken(path: Path) -> bool:
-    """Does a process hold the folder's lock?"""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
 
 
 def _lines(path: Path) -> int:

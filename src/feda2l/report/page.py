@@ -11,17 +11,33 @@ from feda2l.report.sheets import Sheet
 
 def page(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str]) -> str:
     """The page's HTML, plotly and data inside."""
+    return fill(
+        part("page.html"),
+        style=part("page.css"),
+        panels=part("panels.html"),
+        drawing=part("draw.js"),
+        script=part("page.js"),
+        data=to_json(page_data(tables, related, notes)),
+        plotly=plotly("index.html", "plots"),  # last: it is the one text in which a mark could occur by chance
+    )
+
+
+def part(name: str) -> str:
+    """A piece of a page, as it lies in the package."""
+    return (files("feda2l.report") / "page_parts" / name).read_text(encoding="utf-8")
+
+
+def fill(html: str, **texts: str) -> str:
+    """The page with every `@@name@@` replaced, in the order given."""
+    for name, text in texts.items():
+        html = html.replace(f"@@{name}@@", text)
+    return html
+
+
+def plotly(what: str, extra: str) -> str:
+    """The library that draws the figures."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise FedA2LError("index.html needs plotly: pip install 'feda2l[plots]'") from error
-    parts = files("feda2l.report") / "page_parts"
-    html = (parts / "page.html").read_text(encoding="utf-8")
-    for name, text in (
-        ("style", (parts / "page.css").read_text(encoding="utf-8")),
-        ("script", (parts / "page.js").read_text(encoding="utf-8")),
-        ("data", to_json(page_data(tables, related, notes))),
-        ("plotly", get_plotlyjs()),  # last: it is the one text in which a mark could occur by chance
-    ):
-        html = html.replace(f"@@{name}@@", text)
-    return html
+        raise FedA2LError(f"{what} needs plotly: pip install 'feda2l[{extra}]'") from error
+    return str(get_plotlyjs())

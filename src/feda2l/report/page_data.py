@@ -121,7 +121,7 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[st
         run = cell.example.run
         heat: dict[str, Any] | str = "no room left in the page; make a report of this run's folder alone"
         if room > 0:
-            heat = _heat(run)
+            heat = heat_of(run)
             room -= (
                 sum(len(heat[name]["values"]) for name in ("rate", "sigma", "zeta")) if isinstance(heat, dict) else 0
             )
@@ -132,7 +132,7 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[st
             "setting": setting,
             "metric": run.metric,
             "nodes": numbers(cell.example.curve.last),
-            "edges": _edges(run),
+            "edges": edges_of(run),
             "heat": heat,
             "partition": _partition_key(run),
             "spec": run.folder.spec.read_text(encoding="utf-8"),
@@ -143,7 +143,7 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[st
     return [shown[number] for number in sorted(shown)], notes
 
 
-def _heat(run: FoundRun) -> dict[str, Any] | str:
+def heat_of(run: FoundRun) -> dict[str, Any] | str:
     """Rate, sigma and zeta as [nodes, layers, bins of rounds], or why not."""
     frame = read_layers(run)
     if frame is None or frame.is_empty():
@@ -164,10 +164,10 @@ def _heat(run: FoundRun) -> dict[str, Any] | str:
     nodes, bins = int(binned["node"].max()) + 1, math.ceil(rounds / width)  # type: ignore[arg-type]
     at = tuple(binned[name].to_numpy() for name in ("node", "place", "bin"))
 
-    def packed(name: str) -> dict[str, Any]:
+    def own(name: str) -> dict[str, Any]:
         values = np.full((nodes, len(names), bins), np.nan)
         values[at] = binned[name].cast(polars.Float64).to_numpy()
-        return _packed(values)
+        return packed(values)
 
     return {
         "layers": names,
@@ -175,11 +175,11 @@ def _heat(run: FoundRun) -> dict[str, Any] | str:
         "of": int(frame["node"].max()) + 1,  # type: ignore[arg-type]
         "width": width,
         "bins": bins,
-        **{name: packed(name) for name in ("rate", "sigma", "zeta")},
+        **{name: own(name) for name in ("rate", "sigma", "zeta")},
     }
 
 
-def _packed(values: Floats) -> dict[str, Any]:
+def packed(values: Floats) -> dict[str, Any]:
     """Sixteen bits a value between the lowest and the highest; `top` is where the colours end."""
     there = values[np.isfinite(values)]
     if not len(there):
@@ -192,7 +192,7 @@ def _packed(values: Floats) -> dict[str, Any]:
     return {"low": low, "high": high, "top": top, "values": base64.b64encode(whole.tobytes()).decode()}
 
 
-def _edges(run: FoundRun) -> list[list[int]] | str:
+def edges_of(run: FoundRun) -> list[list[int]] | str:
     """Who hears whom (every edge of a period once), or why it is not drawn."""
     from feda2l.topology import build
 

@@ -1,0 +1,127 @@
+"""A run's rounds as its files grow: what the page draws of them, and no more."""
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feda2l.experiment.records import RunFolder
+from feda2l.experiment.tail import Tail
+
+SIGNALS = ("rate", "sigma", "zeta")
+CELLS = 2000  # nodes x layers of a round that are kept for the heat maps
+PACE = 10  # rounds over which the time of one is averaged
+PARTS = ("train", "mix", "adapt", "evaluate")
+Signals = NDArray[np.float32]
+
+
+class Rounds:
+    """Columns over rounds: entry r is round r + 1, NaN where nothing was measured."""
+
+    def __init__(self) -> None:
+        self.metric = ""
+        self.score: list[float] = []
+        self.loss: list[float] = []
+        self.distance: list[float] = []
+        self.sent: list[float] = []
+        self.nodes: list[float] = []  # every node's score when it was last measured
+        self.heard: int | None = None  # by a node of a network, in its last round
+        self.count = 0  # of nodes
+        self.layers: list[str] = []
+        self.signals: list[Signals] = []  # [signal, node, layer] of every round
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    def add(self, record: dict[str, Any]) -> None:
+        nodes, layers = record["nodes"], record["layers"]
+        metric = next((name for name in ("accuracy", "mse") if name in nodes), "")
+        self.metric = metric or self.metric
+        self.score.append(_number(record.get(metric)))
+        self.loss.append(_number(record["train_loss"]))
+        self.distance.append(_number(record.get("disagreement")))
+        self.sent.append(_number(record.get("bytes_sent")))
+        if metric:
+            self.nodes = [_number(value) for value in nodes[metric]]
+        self.heard = len(record["heard"]) if "heard" in record else None
+        self.count, self.layers = len(nodes["train_loss"]), layers["name"]
+        kept = max(1, CELLS // max(1, len(self.layers)))
+        rows = [layers.get(name) or [[None] * len(self.layers)] * self.count for name in SIGNALS]
+        self.signals.append(np.array([own[:kept] for own in rows], dtype=np.float32))
+
+
+class Arriving:
+    """`rounds.jsonl` and `timings.jsonl` of a run that may be going on."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.rounds = Rounds()
+        self.damage = ""  # what is wrong with the records, in words
+        self._lines, self._timings = Tail(folder.rounds), Tail(folder.timings)
+        self._begun = 0
+        self._seconds: deque[float] = deque(maxlen=PACE)
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a round, as of late."""
+        return sum(self._seconds) / len(self._seconds) if self._seconds else None
+
+    def read(self) -> bool:
+        """Take in what is new; is there anything?"""
+        for line in self._timings.read():
+            try:
+                timing = json.loads(line)
+                self._seconds.append(sum(timing.get(part, 0.0) for part in PARTS))
+            except (ValueError, AttributeError, TypeError):
+                continue  # torn by a kill
+        changed = False
+        while lines := self._lines.read():
+            changed = True
+            if self._lines.begun != self._begun:  # cut back to a checkpoint, or another run
+                self.rounds, self.damage, self._begun = Rounds(), "", self._lines.begun
+            self._take(lines)
+        return changed
+
+    def _take(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            if self.damage:
+                return
+            try:
+                record = json.loads(line)
+                if record["round"] != len(self.rounds) + 1:
+                    raise ValueError(f"it says round {record['round']}")
+                self.rounds.add(record)
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+                self.damage = f"line {len(self.rounds) + 1} of {self.folder.rounds.name} is not that round's: {error}"
+
+
+def joined(nodes: Sequence[Rounds]) -> Rounds:
+    """The rounds of a network's nodes as one run's: of each round the mean over those that are there."""
+    whole = Rounds()
+    whole.count = len(nodes)
+    whole.metric = next((own.metric for own in nodes if own.metric), "")
+    whole.layers = next((own.layers for own in nodes if own.layers), [])
+    whole.nodes = [own.nodes[0] if own.nodes else float("nan") for own in nodes]
+    length = max(map(len, nodes), default=0)
+    for name, total in (("score", False), ("loss", False), ("sent", True)):
+        table = np.full((len(nodes), length), np.nan)
+        for row, own in zip(table, nodes, strict=True):
+            row[: len(own)] = getattr(own, name)
+        there = np.isfinite(table)
+        sums, counts = np.where(there, table, 0.0).sum(0), there.sum(0)
+        means = sums if total else np.divide(sums, counts, out=np.full(length, np.nan), where=counts > 0)
+        setattr(whole, name, means.tolist())
+    whole.distance = [float("nan")] * length  # it takes all models to know that
+    away = np.full((len(SIGNALS), 1, len(whole.layers)), np.nan, dtype=np.float32)
+    shown = nodes[: max(1, CELLS // max(1, len(whole.layers)))]
+    whole.signals = [
+        np.concatenate([own.signals[at] if at < len(own) else away for own in shown], axis=1) for at in range(length)
+    ]
+    return whole
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,32 @@
+"""The heat maps of a run that is going on, as the report packs them."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from feda2l.report.page_data import BINS, packed
+from feda2l.watch.arriving import SIGNALS, Rounds
+
+
+def heat_of_rounds(rounds: Rounds) -> dict[str, Any] | str:
+    """Rate, sigma and zeta as [nodes, layers, bins of rounds], or why not."""
+    if not rounds.signals:
+        return "no round is done yet"
+    values = np.stack(rounds.signals, axis=-1).astype(float)  # [signal, node, layer, round]
+    length = values.shape[-1]
+    width = math.ceil(length / BINS)
+    bins = math.ceil(length / width)
+    edges = np.arange(bins) * width
+    there = np.isfinite(values)
+    sums = np.add.reduceat(np.where(there, values, 0.0), edges, axis=-1)
+    counts = np.add.reduceat(there, edges, axis=-1, dtype=int)
+    means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    return {
+        "layers": rounds.layers,
+        "nodes": values.shape[1],
+        "of": rounds.count,
+        "width": width,
+        "bins": bins,
+        **{name: packed(own) for name, own in zip(SIGNALS, means, strict=True)},
+    }

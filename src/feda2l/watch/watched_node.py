@@ -1,0 +1,44 @@
+"""A node of a swarm, from its state folder."""
+
+from pathlib import Path
+from typing import Any
+
+from feda2l.experiment.held import Held
+from feda2l.experiment.records import RunFolder
+from feda2l.report.page_data import numbers
+from feda2l.watch.arriving import Arriving
+from feda2l.watch.presence import Presence
+
+
+class WatchedNode:
+    """Its rounds as they arrive, and whether it is there."""
+
+    def __init__(self, name: str, state: Path) -> None:
+        self.name, self.folder = name, RunFolder(state)
+        self.arriving, self.presence = Arriving(self.folder), Presence(self.folder)
+        self.state = "waiting"
+
+    def look(self, held: Held) -> bool:
+        """Bring it up to date; has anything changed?"""
+        before = self.state
+        changed = self.arriving.read()
+        if self.folder.summary.exists():
+            self.state = "finished"
+        elif not self.folder.started:
+            self.state = "waiting"
+        else:
+            self.state = "running" if self.presence.there(held, self.arriving.pace) else "stopped"
+        return changed or self.state != before
+
+    def told(self) -> dict[str, Any]:
+        rounds = self.arriving.rounds
+        score, loss = numbers((rounds.nodes[0] if rounds.nodes else float("nan"), (rounds.loss or [float("nan")])[-1]))
+        return {
+            "name": self.name,
+            "state": self.state,
+            "round": len(rounds),
+            "score": score,
+            "loss": loss,
+            "heard": rounds.heard,
+            "pace": self.arriving.pace,
+        }

@@ -1,0 +1,224 @@
+"""One run as the page shows it, from its folder: read only, and never locked."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from feda2l.experiment.held import Held
+from feda2l.experiment.records import RunFolder
+from feda2l.report.curves import Curve, Floats, read_curves
+from feda2l.report.find_runs import FoundRun, Notes
+from feda2l.report.page_data import POINTS, edges_of, heat_of, numbers
+from feda2l.watch.arriving import Arriving, Rounds, joined
+from feda2l.watch.heat import heat_of_rounds
+from feda2l.watch.presence import Presence
+from feda2l.watch.watched_node import WatchedNode
+
+State = Literal["running", "waiting", "stopped", "failed", "diverged", "finished"]
+Seen = tuple[int, int, int] | None  # a file's inode, size and time of change; None where there is none
+
+
+class WatchedRun:
+    """`look` brings it up to date; `told` is its line and curve, `detail` what is shown of a chosen run."""
+
+    def __init__(self, id: str, path: Path, study: str = "") -> None:
+        self.id, self.study, self.folder = id, study, RunFolder(path)
+        self.state: State = "waiting"
+        self.words = ""  # why it failed, or what is wrong with its records
+        self.run = FoundRun(path, {}, {})
+        self.nodes: list[WatchedNode] = []  # of a swarm
+        self.rounds = Rounds()  # as they have arrived; none of a run at its end
+        self._presence = Presence(self.folder)
+        self._arriving: Arriving | None = None
+        self._curve: Curve | None = None  # once it is at its end
+        self._files: dict[str, Seen] = {}
+
+    def look(self, held: Held) -> bool:
+        """Has anything changed since the last look?"""
+        before = self.state, self.words
+        changed = self._read_files()
+        if changed or not self.run.summary:
+            for node in self.nodes:
+                changed |= node.look(held)
+        if self.run.summary:
+            self._arriving = None
+            self.state = "diverged" if self.run.diverged else "finished"
+        else:
+            changed |= self._read_rounds(held)
+        if changed:
+            self.rounds = self._arrived()
+        return changed or before != (self.state, self.words)
+
+    @property
+    def done(self) -> int:
+        """How many rounds."""
+        return int(self.run.summary["rounds"]) if self.run.summary else len(self.rounds)
+
+    def told(self) -> dict[str, Any]:
+        run, rounds, curve = self.run, self.rounds, self._curve
+        score = np.array(rounds.score) if curve is None else curve.score
+        distance = np.array(rounds.distance) if curve is None else curve.disagreement
+        sent = np.array(rounds.sent) if curve is None else curve.bytes_sent
+        metric = rounds.metric or run.metric
+        losses = rounds.loss[-1:] or [run.summary.get("final", {}).get("train_loss") or float("nan")]
+        at, there = _thinned(score), _thinned(distance)
+        pace = self._arriving.pace if self._arriving else None
+        if self.nodes and self.state == "running":
+            pace = max((node.arriving.pace or 0.0 for node in self.nodes), default=0.0) or None
+        left = pace * (run.rounds - self.done) if pace and self.state == "running" else None
+        name = run.name if self.id == "." else self.id
+        return {
+            "id": self.id,
+            "name": name,
+            "setting": ": ".join(filter(None, (self.study, f"{self._key('data.name')}, {self._key('model.name')}"))),
+            "method": _method(name, run.seed),
+            "seed": run.seed,
+            "state": self.state,
+            "words": self.words,
+            "round": self.done,
+            "rounds": run.rounds,
+            "metric": metric,
+            "target": run.target,
+            "loss": numbers(losses)[0],
+            "left": left,
+            "sent": float(np.nansum(sent)),
+            "x": (at + 1).tolist(),
+            "score": numbers(score[at]),
+            "distance_x": (there + 1).tolist(),
+            "distance": numbers(distance[there]),
+            "swarm": [node.told() for node in self.nodes],
+        }
+
+    def detail(self) -> dict[str, Any]:
+        rounds, curve = self.rounds, self._curve
+        return {
+            "id": self.id,
+            "heat": heat_of(self.run) if self.run.summary else heat_of_rounds(rounds),
+            "nodes": numbers(rounds.nodes if curve is None else curve.last),
+            "edges": edges_of(self.run) if self.run.spec else "the run has no spec yet",
+            "spec": _text(self.folder.spec),
+            "environment": _text(self.folder.environment),
+        }
+
+    def _read_files(self) -> bool:
+        """What is small and seldom written: read again when it has changed."""
+        folder = self.folder
+        nodes = folder.path / "nodes"
+        files = (folder.spec, folder.summary, folder.environment, folder.path / "error.json", nodes / "spec.toml")
+        seen = {str(file): _seen(file) for file in files}
+        if seen == self._files:
+            return False
+        self._files = seen
+        self.run = FoundRun(folder.path, _toml(folder.spec), _finished(folder.summary))
+        self.words, self._curve = "", None
+        own = [config.parent for config in nodes.glob("*/node.toml")] if (nodes / "spec.toml").exists() else []
+        own.sort(key=lambda path: (len(path.name), path.name))  # n2 before n10
+        if [path.name for path in own] != [node.name for node in self.nodes]:
+            self.nodes = [WatchedNode(path.name, path / "state") for path in own]
+        if self.run.summary:
+            notes = Notes()
+            self._curve = read_curves([self.run], notes).get(folder.path)
+            where = self.run.summary.get("diverged") or {}
+            told = [f"round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"] * bool(where)
+            self.words = "; ".join(told if self._curve else [*told, *notes.reasons])
+        return True
+
+    def _read_rounds(self, held: Held) -> bool:
+        if self._arriving is None:
+            self._arriving = Arriving(self.folder)
+        # while a swarm runs, the rounds are with its nodes
+        changed = False if self.nodes else self._arriving.read()
+        error = _error(self.folder.path)
+        working = any(node.state == "running" for node in self.nodes)
+        if self._presence.there(held, self._arriving.pace) or working:
+            self.state, self.words = "running", self._arriving.damage
+        elif error:
+            self.state, self.words = "failed", error
+        else:
+            self.state, self.words = "stopped", self._arriving.damage
+        return changed
+
+    def _arrived(self) -> Rounds:
+        if self._arriving is None:
+            return Rounds()
+        return joined([node.arriving.rounds for node in self.nodes]) if self.nodes else self._arriving.rounds
+
+    def _key(self, key: str) -> Any:
+        return self.run.keys.get(key, "")
+
+
+def waiting(id: str, study: str, seed: int) -> dict[str, Any]:
+    """A run of a study that has not begun."""
+    return {**_blank(id), "setting": study, "method": _method(id, seed), "seed": seed, "state": "waiting"}
+
+
+def unreadable(run: WatchedRun, error: Exception) -> dict[str, Any]:
+    """A run whose files are not what they should be."""
+    return {**_blank(run.id), "state": "failed", "words": f"its folder cannot be read: {type(error).__name__}: {error}"}
+
+
+def _method(name: str, seed: int) -> str:
+    """What the seeds of one setting have in common: the cell of a study, or a name without its number."""
+    return name.removesuffix(f"/seed-{seed}").removesuffix(f"-{seed}")
+
+
+def _blank(id: str) -> dict[str, Any]:
+    lists: dict[str, Sequence[Any]] = {name: [] for name in ("x", "score", "distance_x", "distance", "swarm")}
+    words = dict.fromkeys(("setting", "method", "metric", "words"), "")
+    unknown = dict.fromkeys(("seed", "round", "rounds", "target", "loss", "left", "sent"))
+    return {"id": id, "name": id, **words, **unknown, **lists}
+
+
+def _thinned(values: Floats) -> Any:
+    """Where something was measured: each place, or every second, every fourth ... and the last; at most about `POINTS`.
+
+    As the curve grows, the points that stay do not move.
+    """
+    there = np.flatnonzero(np.isfinite(values))
+    step = 1
+    while len(there) > POINTS * step:
+        step *= 2
+    return there if step == 1 else np.union1d(there[step - 1 :: step], there[-1:])
+
+
+def _seen(path: Path) -> Seen:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _finished(path: Path) -> dict[str, Any]:
+    """The summary of a run that is at its end; nothing of one that is damaged."""
+    try:
+        summary = json.loads(path.read_bytes())
+        return summary if summary["status"] in ("finished", "diverged") and int(summary["rounds"]) >= 0 else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _error(path: Path) -> str:
+    """Why a study's run failed; nothing where it did not."""
+    try:
+        return str(json.loads((path / "error.json").read_bytes())["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return f"{path.name} is not there"

@@ -1,0 +1,16 @@
+"""What the tests ask the live page, as pieces of its own script."""
+
+from typing import Any
+
+curve = "((document.querySelector('#curves .plot').data || [{y: []}])[0].y)"
+status = "document.getElementById('status').textContent"
+
+
+def state(run: str) -> str:
+    return f"((told.get('{run}') || {{}}).state)"
+
+
+def wait(page: Any, condition: str, seconds: float = 30) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(page, seconds, poll_frequency=0.1).until(lambda driver: driver.execute_script(condition), condition)

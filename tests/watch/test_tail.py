@@ -1,0 +1,74 @@
+"""A file that grows, is cut back or replaced: every line once, and none of an old file."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from feda2l.experiment import tail
+from feda2l.experiment.tail import Tail
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "rounds.jsonl"
+
+
+def test_every_line_comes_once_and_only_when_it_is_whole(file: Path) -> None:
+    reader = Tail(file)
+    assert reader.read() == []  # not there yet
+    file.write_bytes(b"one\ntw")
+    assert reader.read() == [b"one"]
+    with open(file, "ab") as more:
+        more.write(b"o\nthree\n")
+    assert reader.read() == [b"two", b"three"]
+    assert reader.read() == []
+    assert reader.begun == 1
+
+
+def test_what_is_read_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_bytes(b"first\n" * 1000)
+    reader = Tail(file)
+    reader.read()
+    with open(file, "ab") as more:
+        more.write(b"last\n")
+    monkeypatch.setattr(tail, "PART", 5)  # no more than the new line is asked for
+    assert reader.read() == [b"last"]
+    assert (reader.offset, reader.begun) == (6005, 1)
+
+
+def test_a_file_that_was_cut_back_is_read_from_its_start(file: Path) -> None:
+    file.write_bytes(b"1\n2\n3\n")
+    reader = Tail(file)
+    reader.read()
+    os.truncate(file, 4)
+    assert reader.read() == [b"1", b"2"]
+    assert reader.begun == 2
+
+
+def test_a_file_in_its_place_is_read_from_its_start(file: Path) -> None:
+    file.write_bytes(b"1\n2\n")
+    reader = Tail(file)
+    reader.read()
+    other = file.with_suffix(".partial")
+    other.write_bytes(b"1\n2\n3\n4\n")
+    os.replace(other, file)
+    assert reader.read() == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_file_written_over_with_as_many_bytes_is_read_from_its_start(file: Path) -> None:
+    file.write_bytes(b"1\n2\n")
+    reader = Tail(file)
+    reader.read()
+    file.write_bytes(b"3\n4\n5\n")  # in place: the inode is the same
+    assert reader.read() == [b"3", b"4", b"5"]
+
+
+def test_a_long_file_comes_in_parts_and_a_long_line_whole(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "PART", 8)
+    file.write_bytes(b"1\n2\n3\n4\n5\n" + b"x" * 30 + b"\nend\n")
+    reader, found = Tail(file), []
+    while part := reader.read():
+        found.append(part)
+    assert [line for part in found for line in part] == [b"1", b"2", b"3", b"4", b"5", b"x" * 30, b"end"]
+    assert len(found) > 2
