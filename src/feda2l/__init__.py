@@ -8,13 +8,12 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from feda2l import equations
-from feda2l.layers import layer_groups
-from feda2l.scheduler import FedA2L
-
 if TYPE_CHECKING:
+    from feda2l import equations
     from feda2l.experiment.run import Run, run
     from feda2l.experiment.studies import study
+    from feda2l.layers import layer_groups
+    from feda2l.scheduler import FedA2L
 
 try:
     __version__ = version("feda2l")
@@ -24,12 +23,23 @@ except PackageNotFoundError:  # a source tree that was never installed
 __all__ = ["FedA2L", "Run", "__version__", "equations", "layer_groups", "run", "study"]
 
 
+# everything loads on first use, torch too: `feda2l --help` needs none of it
+_HOMES = {
+    "FedA2L": "feda2l.scheduler",
+    "Run": "feda2l.experiment.run",
+    "layer_groups": "feda2l.layers",
+    "run": "feda2l.experiment.run",
+    "study": "feda2l.experiment.studies",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # what needs more than torch loads on first use
-    if name in ("run", "Run"):
-        return getattr(import_module("feda2l.experiment.run"), name)
-    if name == "study":
-        return import_module("feda2l.experiment.studies").study
-    if name in ("data", "models", "topology"):
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in ("data", "equations", "layers", "models", "scheduler", "topology"):
         return import_module(f"feda2l.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

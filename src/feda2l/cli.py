@@ -10,7 +10,7 @@ from rich.console import Console
 
 import feda2l
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.options import DataFolder, Set
+from feda2l.options import DataFolder, Set, Track
 from feda2l.peer.commands import certs, node, swarm
 
 app = App(
@@ -43,6 +43,7 @@ def run(
     out: Path | None = None,
     resume: bool = False,
     data: DataFolder = None,
+    track: Track = None,
     show_partition: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -73,7 +74,7 @@ def run(
         return
     if resume and out is None:
         out = Path("runs") / wanted.name
-    done = run(wanted, out=out, resume=resume, data=data, progress=not quiet)
+    done = run(wanted, out=out, resume=resume, data=data, trackers=track or (), progress=not quiet)
     if not leads():
         return
     summary = done.summary
@@ -82,7 +83,8 @@ def run(
         wanted = target[summary["metric"]]
         raise RunFailed(
             f"evaluation.target = {wanted:g} was never reached in {summary['rounds']} rounds (trailing "
-            f"mean over {target['smoothing']} evaluations); the run is complete, its records are in {done.path}"
+            f"mean over {target['smoothing']} evaluations); the run is complete, its records are in {done.path}",
+            see="target",
         )
 
 
@@ -99,6 +101,7 @@ def study(
     limit_minutes: float | None = None,
     out: Path | None = None,
     data: DataFolder = None,
+    track: Track = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Run a study: many runs, packed. The same command again goes on where it was.
@@ -139,6 +142,7 @@ def study(
         out=out,
         data=data,
         dry_run=dry_run,
+        trackers=track or (),
         say=lambda text: print(text, flush=True),
     )
     if not dry_run and leads():
@@ -152,6 +156,66 @@ def _end_of_study(outcome: Any) -> None:
         print(f"{len(outcome.left)} left, the same command goes on: {', '.join(outcome.left)}")
     if outcome.failed:
         raise RunFailed(f"{len(outcome.failed)} runs failed:\n" + "\n".join(outcome.failed))
+
+
+@app.command
+def init(file: Path = Path("spec.toml"), /, *, set_: Set = None) -> None:
+    """Write a spec with every key, its default and what it means; a file that is there stays.
+
+    Parameters
+    ----------
+    file
+        the TOML file
+    """
+    from feda2l.experiment.commented_spec import write_spec
+
+    write_spec(file, set_ or [])
+    print(f"{file}: run it with  feda2l run {file}")
+
+
+@app.command
+def doctor(*, data: DataFolder = None, json: Annotated[bool, Parameter(negative=())] = False) -> None:
+    """Say what this machine has (torch, GPU, disk, extras, data) and what to install; exit code 1 if a run cannot work.
+
+    Parameters
+    ----------
+    json
+        for a program to read
+    """
+    from feda2l.doctor import examine
+    from feda2l.report.findings import print_findings
+
+    findings = examine(data)
+    print_findings(findings, json=json)
+    if broken := [finding for finding in findings if finding.state == "broken"]:
+        raise RunFailed(f"{broken[0].what} is broken: {broken[0].found}; {broken[0].remedy}")
+
+
+@app.command
+def explain(topic: str | None = None, /) -> None:
+    """More about an error message: a section of the troubleshooting page. Without a topic: which there are."""
+    from feda2l.explain import explain, sections
+
+    if topic is None:
+        print("\n".join(sections()))
+        return
+    text = explain(topic)
+    if sys.stdout.isatty():
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(text))
+    else:
+        print(text, end="")
+
+
+@app.command
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print what makes a shell complete feda2l's commands and options: eval "$(feda2l completion bash)"."""
+    script = app.generate_completion(shell=shell)
+    if shell == "zsh":  # made to be a file on $fpath; with this line it can be evaluated too
+        name = script[: script.index("() {")].split()[-1]
+        script += f"\n(( $+functions[compdef] )) && compdef {name} feda2l"
+    print(script)
 
 
 @app.command(name="list")
@@ -181,7 +245,7 @@ def verify(name: str, *, data: DataFolder = None) -> None:
     verdict = verify(name, data)
     print("\n".join(verdict.lines))
     if not verdict.ok:
-        raise RunFailed(f"{name}: the files are not usable as they are")
+        raise RunFailed(f"{name}: the files are not usable as they are", see="data-damaged")
     print(f"{name}: official bytes" if verdict.official else f"{name}: usable; not known to be the official bytes")
 
 
@@ -252,7 +316,7 @@ def export(run: Path, *, node: int | None = None, out: Path | None = None) -> No
     try:
         path.write_bytes(save(state))
     except OSError as error:
-        raise RunFailed(f"--out {path}: cannot be written: {error.strerror}") from error
+        raise RunFailed(f"--out {path}: cannot be written: {error.strerror}", see="cannot-write") from error
     print(f"{path}: {sum(value.numel() for value in state.values()):,} values in {len(state)} tensors")
 
 
@@ -357,7 +421,7 @@ def main() -> None:
     except FedA2LError as error:
         if error.said:
             sys.exit(error.exit_code)
-        _fail(str(error), error.exit_code)
+        _fail("\n".join([str(error), *getattr(error, "__notes__", ())]), error.exit_code)
     except KeyboardInterrupt:
         if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
             sys.exit(130)  # the first rank says it

@@ -9,6 +9,13 @@ class FedA2LError(Exception):
 
     exit_code = 2
     said = False  # does another process of the job print it?
+    see = ""  # its section of the troubleshooting page, which `feda2l explain SEE` prints
+
+    def __init__(self, message: str = "", *, see: str | None = None) -> None:
+        super().__init__(message)
+        self.see = self.see if see is None else see
+        if self.see:
+            self.add_note(f"more: feda2l explain {self.see}")
 
 
 class RunFailed(FedA2LError):
@@ -19,3 +26,5 @@ class RunFailed(FedA2LError):
 
 class Busy(FedA2LError):
     """Another process works in the folder."""
+
+    see = "folder-in-use"

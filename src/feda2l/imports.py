@@ -19,7 +19,11 @@ def import_object(path: str, key: str) -> Any:
             found = getattr(found, part)
     except Exception as error:  # a user's module may raise anything
         kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
-        raise FedA2LError(f'{key} = "{path}" cannot be imported as "package.module:name": {kind}{error}') from error
+        raise FedA2LError(
+            f'{key} = "{path}" cannot be imported as "package.module:name": {kind}{error}', see="own-code"
+        ) from error
     if not callable(found):
-        raise FedA2LError(f'{key} = "{path}" is a {type(found).__name__}, not something that can be called')
+        raise FedA2LError(
+            f'{key} = "{path}" is a {type(found).__name__}, not something that can be called', see="own-code"
+        )
     return found

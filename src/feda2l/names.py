@@ -24,5 +24,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def look_up(name: str, table: Mapping[str, T], what: str) -> T:
     """`table[name]`, or an error that names what was looked for and the nearest entry."""
     if name not in table:
-        raise FedA2LError(f"{what} = {name!r} is unknown; {nearest(name, table)}")
+        raise FedA2LError(f"{what} = {name!r} is unknown; {nearest(name, table)}", see="spec")
     return table[name]

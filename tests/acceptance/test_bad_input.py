@@ -155,7 +155,7 @@ def test_the_python_api_says_the_same_words(cli: Cli, tmp_path: Path) -> None:
     outcome = cli("run", "mistaken.toml")
     with pytest.raises(Exception, match="batch_size") as caught:
         feda2l.run("mistaken.toml")
-    assert outcome.err == f"feda2l: {caught.value}\n"
+    assert outcome.err == "\n".join([f"feda2l: {caught.value}", *caught.value.__notes__, ""])
 
 
 COMMANDS = {

@@ -124,7 +124,7 @@ def test_tensorboard_reads_back_what_was_written(runs: Path, tmp_path: Path) -> 
 
 
 def test_without_tensorboard_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(__import__("sys").modules, "tensorboard.summary.writer.record_writer", None)
     with pytest.raises(FedA2LError, match=r"feda2l\[tensorboard\]"):
         tensorboard_export.export_tensorboard([], tmp_path)
 

@@ -116,7 +116,7 @@ def _station(table: Columns) -> Station:
     complete = ~np.isnan(values).any(axis=1) & (table.words(WIND) != MISSING)
     if not complete.any():
         which = f"every value of column {VARIATES[int(empty.argmax())]!r}" if empty.any() else "a value in every hour"
-        raise FedA2LError(f"{table.source} cannot be used: {which} is missing")
+        raise FedA2LError(f"{table.source} cannot be used: {which} is missing", see="data-damaged")
     return Station(hours[complete], values[complete])
 
 
@@ -130,7 +130,8 @@ def _hours(table: Columns) -> NDArray[np.int64]:
             line = int(wrong.argmax())
             raise FedA2LError(
                 f"{table.source}, line {table.first + line}, column {column!r}: expected a whole number in {least}.."
-                f"{most}, found {numbers[line]:g}"
+                f"{most}, found {numbers[line]:g}",
+                see="data-damaged",
             )
         parts[column] = numbers.astype(np.int64)
     months = ((parts["year"] - 1970) * 12 + parts["month"] - 1).astype("datetime64[M]")
@@ -139,7 +140,7 @@ def _hours(table: Columns) -> NDArray[np.int64]:
     order = np.argsort(hours, kind="stable")
     if (twice := np.flatnonzero(np.diff(hours[order]) == 0)).size:
         lines = sorted(table.first + order[twice[0] : twice[0] + 2])
-        raise FedA2LError(f"{table.source}: lines {lines[0]} and {lines[1]} are of the same hour")
+        raise FedA2LError(f"{table.source}: lines {lines[0]} and {lines[1]} are of the same hour", see="data-damaged")
     return hours
 
 
@@ -147,7 +148,7 @@ def _table(path: Path) -> Columns:
     try:
         text = path.read_text(encoding="ascii")
     except OSError as error:
-        raise FedA2LError(f"cannot read {path}: {error.strerror or error}") from error
+        raise FedA2LError(f"cannot read {path}: {error.strerror or error}", see="data-damaged") from error
     except UnicodeDecodeError as error:
-        raise FedA2LError(f"{path} is damaged: byte {error.start} is not text") from error
+        raise FedA2LError(f"{path} is damaged: byte {error.start} is not text", see="data-damaged") from error
     return read_columns(str(path), text)

@@ -61,13 +61,14 @@ def _records(path: Path, labels: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, len(labels) + 3072)
     except OSError as error:
-        raise FedA2LError(f"cannot read {path}: {error.strerror or error}") from error
+        raise FedA2LError(f"cannot read {path}: {error.strerror or error}", see="data-damaged") from error
     for column, classes in enumerate(labels):
         worst = int(records[:, column].argmax())
         if (found := records[worst, column]) >= classes:
             raise FedA2LError(
                 f"{path} is damaged: expected labels 0..{classes - 1}, found {found} in picture {worst} (byte "
-                f"{worst * records.shape[1] + column}); remove it and fetch it again"
+                f"{worst * records.shape[1] + column}); remove it and fetch it again",
+                see="data-damaged",
             )
     return records
 

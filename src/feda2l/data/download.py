@@ -104,7 +104,7 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
         try:
             import pooch
         except ImportError:
-            raise FedA2LError(f"no data folder: pass --data DIR or set {ENVIRONMENT}") from None
+            raise FedA2LError(f"no data folder: pass --data DIR or set {ENVIRONMENT}", see="data-missing") from None
         chosen = str(pooch.os_cache("feda2l"))
     return Path(chosen).expanduser()
 
@@ -115,7 +115,7 @@ def digest(path: Path, algorithm: str) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, algorithm).hexdigest()
     except OSError as error:
-        raise FedA2LError(f"cannot read {path}: {error.strerror or error}") from error
+        raise FedA2LError(f"cannot read {path}: {error.strerror or error}", see="data-damaged") from error
 
 
 def download(archive: Archive, folder: Path) -> Path:
@@ -123,7 +123,9 @@ def download(archive: Archive, folder: Path) -> Path:
     try:
         import pooch
     except ImportError:
-        raise FedA2LError(f"a download needs the package pooch; {archive.by_hand(folder)}") from None
+        raise FedA2LError(
+            f"a download needs the package pooch; {archive.by_hand(folder)}", see="data-missing"
+        ) from None
     fetch = pooch.HTTPDownloader(progressbar=importlib.util.find_spec("tqdm") is not None, timeout=30)
     with staging(folder, archive.size) as staged:
         part = staged / archive.name
@@ -132,14 +134,17 @@ def download(archive: Archive, folder: Path) -> Path:
         except OSError as error:  # what requests raises is an OSError too, without an errno
             if error.errno is not None:
                 raise
-            raise RunFailed(f"cannot download {archive.url}: {error}; {archive.by_hand(folder)}") from error
+            raise RunFailed(
+                f"cannot download {archive.url}: {error}; {archive.by_hand(folder)}", see="data-missing"
+            ) from error
         kind = archive.algorithm
         found, size = digest(part, kind), part.stat().st_size
         if found != archive.checksum:
             raise RunFailed(
                 f"{archive.url} arrived with a wrong checksum and was removed: expected {archive.size} bytes with "
                 f"{kind} {archive.checksum}, found {size} bytes with {kind} {found}; try again; "
-                f"{archive.by_hand(folder)}"
+                f"{archive.by_hand(folder)}",
+                see="data-damaged",
             )
         os.replace(part, folder / archive.name)
     return folder / archive.name
@@ -166,7 +171,8 @@ def members(archive: Archive, path: Path) -> Iterator[Iterator[Member]]:
             raise
         raise FedA2LError(
             f"{path} is not a whole archive ({error}): expected {archive.size} bytes, found {path.stat().st_size}; "
-            "remove it and fetch it again"
+            "remove it and fetch it again",
+            see="data-damaged",
         ) from error
 
 
@@ -188,7 +194,9 @@ def _zipped(archive: Archive, path: Path) -> Iterator[Member]:
         zipped = stack.enter_context(zipfile.ZipFile(path))
         if archive.inner:
             if archive.inner not in zipped.namelist():
-                raise FedA2LError(f"{path} does not contain {archive.inner}; remove it and fetch it again")
+                raise FedA2LError(
+                    f"{path} does not contain {archive.inner}; remove it and fetch it again", see="data-damaged"
+                )
             zipped = stack.enter_context(zipfile.ZipFile(io.BytesIO(zipped.read(archive.inner))))
         for member in zipped.infolist():
             size = None if member.is_dir() else member.file_size
@@ -211,11 +219,13 @@ def extract(archive: Archive, folder: Path) -> None:
                 size = archive.files[name].size
                 if member.size != size:
                     kind = "not a plain file" if member.size is None else f"{member.size} bytes"
-                    raise FedA2LError(f"{path}: {member.name} should have {size} bytes, found {kind}")
+                    raise FedA2LError(
+                        f"{path}: {member.name} should have {size} bytes, found {kind}", see="data-damaged"
+                    )
                 with member.open() as content, (staged / name).open("wb") as file:
                     shutil.copyfileobj(content, file, MIB)
         if absent := [member for member, name in wanted.items() if not (staged / name).exists()]:
-            raise FedA2LError(f"{path} does not contain {absent[0]}; remove it and fetch it again")
+            raise FedA2LError(f"{path} does not contain {absent[0]}; remove it and fetch it again", see="data-damaged")
         (folder / archive.folder).mkdir(exist_ok=True)
         for name in wanted.values():
             os.replace(staged / name, folder / archive.folder / name)
@@ -230,7 +240,8 @@ def fetch(archive: Archive, folder: Path) -> Path:
         elif (found := digest(path, archive.algorithm)) != archive.checksum:
             raise FedA2LError(
                 f"{path} is not the official archive: expected {archive.algorithm} {archive.checksum} of "
-                f"{archive.size} bytes, found {found} of {path.stat().st_size}; remove it and fetch again"
+                f"{archive.size} bytes, found {found} of {path.stat().st_size}; remove it and fetch again",
+                see="data-damaged",
             )
     return locate(archive, folder)
 
@@ -250,14 +261,16 @@ def locate(archive: Archive, folder: Path) -> Path:
     elif missing:
         raise FedA2LError(
             f"{archive.place(folder) / missing[0]} is missing; `feda2l data fetch {archive.dataset} --data {folder}` "
-            f"downloads it; {archive.by_hand(folder)}"
+            f"downloads it; {archive.by_hand(folder)}",
+            see="data-missing",
         )
     place = archive.place(folder)
     for name, file in archive.files.items():
         path = place / name
         if (size := path.stat().st_size) != file.size:
             raise FedA2LError(
-                f"{path} is damaged: expected {file.size} bytes, found {size}; remove it and fetch it again"
+                f"{path} is damaged: expected {file.size} bytes, found {size}; remove it and fetch it again",
+                see="data-damaged",
             )
     return place
 
@@ -277,9 +290,11 @@ def staging(folder: Path, size: int) -> Iterator[Path]:
         if error.errno in FULL:
             raise RunFailed(
                 f"the disk of {folder} is full: {size / MIB:.0f} MiB are needed; make room, or choose another folder "
-                f"with --data DIR or {ENVIRONMENT}; what was written has been removed"
+                f"with --data DIR or {ENVIRONMENT}; what was written has been removed",
+                see="cannot-write",
             ) from error
         raise FedA2LError(
             f"cannot write to {folder}: {error.strerror or error}; choose another folder with --data DIR or "
-            f"{ENVIRONMENT}"
+            f"{ENVIRONMENT}",
+            see="cannot-write",
         ) from error

@@ -45,7 +45,7 @@ def read(path: Path, *, lengths: tuple[int, int] = (96, 96), train_fraction: flo
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise FedA2LError(f"cannot read {path}: {error}; remove it and fetch it again") from error
+        raise FedA2LError(f"cannot read {path}: {error}; remove it and fetch it again", see="data-damaged") from error
     rates = read_columns(str(path), text, COUNTRIES).numbers(COUNTRIES)
     given = Lengths(*lengths)
     split = split_rows(len(rates), given, train_fraction=train_fraction, stride=stride)

@@ -38,7 +38,9 @@ def load(
     if (root / "test").exists():
         test = _listing(root, "test")
         if unknown := [name for name in test if name not in train]:
-            raise FedA2LError(f"{root / 'test' / unknown[0]}: there is no class {unknown[0]!r} in {root / 'train'}")
+            raise FedA2LError(
+                f"{root / 'test' / unknown[0]}: there is no class {unknown[0]!r} in {root / 'train'}", see="own-data"
+            )
         own, known = _flat(test, classes)
         tested = np.repeat([False, True], [len(names), len(own)])
         names, labels = names + own, np.concatenate([labels, known])
@@ -52,7 +54,7 @@ def load(
     groups = _groups(root, names[:listed], trained[:listed])
     gathered = gather(root, names, processes=processes)
     if gathered.problems:
-        raise FedA2LError(f"{root}: {describe(gathered.problems, len(names))}; repair or remove them")
+        raise FedA2LError(f"{root}: {describe(gathered.problems, len(names))}; repair or remove them", see="own-data")
     x, y = gathered.x, torch.from_numpy(labels)
     mean, std = statistics(x[trained])
     return Images(
@@ -90,23 +92,28 @@ def statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ..
 def _listing(root: Path, part: str) -> dict[str, list[str]]:
     """The names of the pictures in each class of a part, relative to the root."""
     if not (root / part).is_dir():
-        raise FedA2LError(f"{root / part} is not a folder; {LAYOUT}")
+        raise FedA2LError(f"{root / part} is not a folder; {LAYOUT}", see="own-data")
     listing = {}
     for folder in _entries(root / part):
         if not folder.is_dir():
-            raise FedA2LError(f"{folder} lies outside the folder of a class; {LAYOUT}")
+            raise FedA2LError(f"{folder} lies outside the folder of a class; {LAYOUT}", see="own-data")
         names = []
         for picture in _entries(folder):
             if picture.is_dir():
-                raise FedA2LError(f"{picture} is a folder inside that of a class; {LAYOUT}; nodes stand in {NODES}")
+                raise FedA2LError(
+                    f"{picture} is a folder inside that of a class; {LAYOUT}; nodes stand in {NODES}", see="own-data"
+                )
             names.append(picture.relative_to(root).as_posix())
         if not names:
-            raise FedA2LError(f"{folder} holds no picture; remove it, or fill it")
+            raise FedA2LError(f"{folder} holds no picture; remove it, or fill it", see="own-data")
         listing[folder.name] = names
     if not listing:
-        raise FedA2LError(f"{root / part} holds no class; {LAYOUT}")
+        raise FedA2LError(f"{root / part} holds no class; {LAYOUT}", see="own-data")
     if part == "train" and len(listing) == 1:
-        raise FedA2LError(f"{root / part} holds only the class {next(iter(listing))!r}; there is nothing to tell apart")
+        raise FedA2LError(
+            f"{root / part} holds only the class {next(iter(listing))!r}; there is nothing to tell apart",
+            see="own-data",
+        )
     return listing
 
 
@@ -114,7 +121,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
-        raise FedA2LError(f"cannot read {folder}: {error.strerror or error}") from error
+        raise FedA2LError(f"cannot read {folder}: {error.strerror or error}", see="own-data") from error
 
 
 def _flat(listing: dict[str, list[str]], classes: list[str]) -> tuple[list[str], NDArray[np.int64]]:
@@ -134,21 +141,24 @@ def _groups(root: Path, names: list[str], train: NDArray[np.bool_]) -> NDArray[n
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             if missing := {"path", "node"} - set(reader.fieldnames or ()):
-                raise FedA2LError(f"{path} has no column {sorted(missing)[0]!r}; expected a first line `path,node`")
+                raise FedA2LError(
+                    f"{path} has no column {sorted(missing)[0]!r}; expected a first line `path,node`", see="own-data"
+                )
             for row in reader:
                 name, node = (row["path"] or "").strip(), (row["node"] or "").strip()
                 where = f"{path}, line {reader.line_num}"
                 if not node:
-                    raise FedA2LError(f"{where}: no node for {name!r}")
+                    raise FedA2LError(f"{where}: no node for {name!r}", see="own-data")
                 if name in nodes:
-                    raise FedA2LError(f"{where}: {name} has a second line")
+                    raise FedA2LError(f"{where}: {name} has a second line", see="own-data")
                 if name not in known and not (root / name).is_file():
-                    raise FedA2LError(f"{where}: there is no picture {name}")
+                    raise FedA2LError(f"{where}: there is no picture {name}", see="own-data")
                 nodes[name] = node
     except (OSError, ValueError, csv.Error) as error:
-        raise FedA2LError(f"{path} cannot be read: {error}") from error
+        raise FedA2LError(f"{path} cannot be read: {error}", see="own-data") from error
     if absent := [name for name in names if name not in nodes]:
         raise FedA2LError(
-            f"{path} has no line for {len(absent):,} of {len(names):,} pictures, the first is {absent[0]}"
+            f"{path} has no line for {len(absent):,} of {len(names):,} pictures, the first is {absent[0]}",
+            see="own-data",
         )
     return groups_of([nodes[name] for name in names], train)

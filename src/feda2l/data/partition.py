@@ -52,7 +52,9 @@ def dirichlet(
     members = [np.flatnonzero(array == label) for label in np.unique(array)]
     parts, best = _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=BUDGET)
     if parts is None:
-        raise FedA2LError(_infeasible(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, best=best))
+        raise FedA2LError(
+            _infeasible(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, best=best), see="partition"
+        )
     return parts
 
 
@@ -74,12 +76,14 @@ def pathological(
         raise FedA2LError(
             f"{nodes} nodes of {classes_per_node} classes leave classes of the {len(classes)} without a node; "
             f"feasible: classes_per_node >= {-(-len(classes) // nodes)}, or nodes >= "
-            f"{-(-len(classes) // classes_per_node)}"
+            f"{-(-len(classes) // classes_per_node)}",
+            see="partition",
         )
     if -(-nodes * classes_per_node // len(classes)) > counts.min():
         raise FedA2LError(
             f"a class of {counts.min()} samples cannot be shared by {-(-nodes * classes_per_node // len(classes))} "
-            f"nodes; feasible: nodes <= {counts.min() * len(classes) // classes_per_node}"
+            f"nodes; feasible: nodes <= {counts.min() * len(classes) // classes_per_node}",
+            see="partition",
         )
     generator = numpy_generator(seed, purpose="pathological")
     holders: list[list[int]] = [[] for _ in classes]
@@ -110,7 +114,8 @@ def shards(
         raise FedA2LError(
             f"{nodes} nodes of {shards_per_node} shards need {nodes * shards_per_node} samples, there are "
             f"{len(array)}; feasible: nodes <= {len(array) // shards_per_node}, or shards_per_node <= "
-            f"{len(array) // nodes}"
+            f"{len(array) // nodes}",
+            see="partition",
         )
     cut = np.array_split(np.argsort(array, kind="stable"), nodes * shards_per_node)
     dealt = numpy_generator(seed, purpose="shards").permutation(len(cut)).reshape(nodes, shards_per_node)
@@ -238,7 +243,8 @@ def _checked(labels: ArrayLike | Tensor, nodes: int, seed: int, min_size: int) -
         raise FedA2LError(
             f"{nodes} nodes of at least {min_size} samples need {nodes * min_size} samples, there are {len(array)}; "
             f"feasible: {f'nodes <= {len(array) // min_size}, or ' * (min_size <= len(array))}"
-            f"min_size <= {len(array) // nodes}"
+            f"min_size <= {len(array) // nodes}",
+            see="partition",
         )
     return array
 
@@ -258,6 +264,7 @@ def _enough(parts: list[Indices], min_size: int) -> list[Indices]:
     if min(sizes) < min_size:
         raise FedA2LError(
             f"node {int(np.argmin(sizes))} holds {min(sizes)} samples, fewer than min_size = {min_size}; "
-            f"feasible: min_size <= {min(sizes)}"
+            f"feasible: min_size <= {min(sizes)}",
+            see="partition",
         )
     return parts

@@ -41,7 +41,9 @@ class Source:
         try:
             self.zip = None if root.is_dir() else zipfile.ZipFile(root)
         except (OSError, zipfile.BadZipFile) as error:
-            raise FedA2LError(f"{root} is not a whole archive ({error}); remove it and fetch it again") from error
+            raise FedA2LError(
+                f"{root} is not a whole archive ({error}); remove it and fetch it again", see="data-damaged"
+            ) from error
 
     def read(self, name: str) -> bytes:
         return self.zip.read(name) if self.zip else (self.root / name).read_bytes()
@@ -51,9 +53,13 @@ class Source:
         try:
             return self.read(name).decode()
         except KeyError:
-            raise FedA2LError(f"{self.root} does not contain {name}; fetch the data again") from None
+            raise FedA2LError(
+                f"{self.root} does not contain {name}; fetch the data again", see="data-damaged"
+            ) from None
         except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise FedA2LError(f"{self.root / name} cannot be read: {error}; fetch the data again") from error
+            raise FedA2LError(
+                f"{self.root / name} cannot be read: {error}; fetch the data again", see="data-damaged"
+            ) from error
 
 
 def gather(
@@ -97,7 +103,9 @@ def decode(root: Path, names: Sequence[str], *, processes: int | None = None) ->
     try:
         import PIL.Image  # noqa: F401 (workers import it again)
     except ImportError:
-        raise FedA2LError("pictures need the package Pillow: pip install 'feda2l[images]'") from None
+        raise FedA2LError(
+            "pictures need the package Pillow: pip install 'feda2l[images]'", see="missing-extra"
+        ) from None
     Source(root)  # a broken archive is said here, not by a worker
     if processes is None:
         from feda2l.simulate.pool import default_processes
@@ -135,7 +143,9 @@ def _decoded(root: Path, chunks: list[Sequence[str]], processes: int) -> Iterato
     try:
         yield from pool.map(_chunk, chunks)
     except BrokenProcessPool as error:
-        raise RunFailed(f"a process that decodes {root} was killed, perhaps out of memory; try again") from error
+        raise RunFailed(
+            f"a process that decodes {root} was killed, perhaps out of memory; try again", see="worker-ended"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

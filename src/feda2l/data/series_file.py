@@ -32,13 +32,15 @@ def load(
     try:
         text = place.read_text(encoding="utf-8-sig").rstrip()
     except (OSError, UnicodeDecodeError) as error:
-        raise FedA2LError(f"{place} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise FedA2LError(
+            f"{place} cannot be read: {getattr(error, 'strerror', None) or error}", see="own-data"
+        ) from error
     columns = read_columns(str(place), text)
     if twice := [name for name in columns.names if columns.names.count(name) > 1]:
-        raise FedA2LError(f"{place} has two columns {twice[0]!r}")
+        raise FedA2LError(f"{place} has two columns {twice[0]!r}", see="own-data")
     wanted = tuple(name for name in columns.names if name != node) if variates is None else tuple(variates)
     if not wanted:
-        raise FedA2LError(f"{place} has no column{f' beside {node!r}' if node else ''} to forecast")
+        raise FedA2LError(f"{place} has no column{f' beside {node!r}' if node else ''} to forecast", see="own-data")
     whose = [place.stem] * len(columns.lines) if node is None else _sites(columns, node)
     values = _numbers(columns, wanted, chosen=variates is not None)
     names, given = distinct(whose), Lengths(*lengths)
@@ -48,7 +50,7 @@ def load(
         rows = values[site == number]
         complete = ~np.isnan(rows).any(axis=1)
         if not complete.any():
-            raise FedA2LError(f"{place}: {name} has no line without a missing value")
+            raise FedA2LError(f"{place}: {name} has no line without a missing value", see="own-data")
         sites.append(Site(name, rows, split_windows(complete, given, train_fraction=train_fraction, stride=stride)))
     return assemble(place.stem, sites, wanted, given)
 
@@ -58,7 +60,7 @@ def _sites(columns: Columns, node: str) -> list[str]:
     words: list[str] = columns.words(node).tolist()
     if "" in words:
         line = columns.first + words.index("")
-        raise FedA2LError(f"{columns.source}, line {line}, column {node!r}: the cell is empty")
+        raise FedA2LError(f"{columns.source}, line {line}, column {node!r}: the cell is empty", see="own-data")
     return words
 
 
@@ -71,5 +73,6 @@ def _numbers(columns: Columns, wanted: tuple[str, ...], *, chosen: bool) -> Rows
             raise
         raise FedA2LError(
             f"{error}; if this column is not to be forecast, name those that are in data.columns, or take it out of "
-            "the file (one that names a line's site goes into data.node)"
+            "the file (one that names a line's site goes into data.node)",
+            see="own-data",
         ) from error

@@ -52,7 +52,9 @@ def cluster_windows(series: Series, *, clusters: int = 10, seed: int = 1) -> NDA
     """
     samples = len(series.train_starts)
     if not 1 <= clusters <= samples:
-        raise FedA2LError(f"clusters must be in 1..{samples}, the number of training windows, got {clusters!r}")
+        raise FedA2LError(
+            f"clusters must be in 1..{samples}, the number of training windows, got {clusters!r}", see="partition"
+        )
     features = window_features(series)
     generator = numpy_generator(seed, purpose="clusters")
     centres = features[generator.integers(samples)][None]

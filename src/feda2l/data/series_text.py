@@ -41,14 +41,18 @@ class Columns:
             values = np.loadtxt(lines, delimiter=",", quotechar='"', comments=None, usecols=places, ndmin=2)
             doubt |= bool(np.isinf(values).any())
         except ValueError as error:
-            raise self._complaint(columns, missing) or FedA2LError(f"cannot read {self.source}: {error}") from error
+            raise self._complaint(columns, missing) or FedA2LError(
+                f"cannot read {self.source}: {error}", see="own-data"
+            ) from error
         if doubt and (complaint := self._complaint(columns, missing)):
             raise complaint
         return values
 
     def _place(self, column: str) -> int:
         if column not in self.names:
-            raise FedA2LError(f"{self.source} has no column {column!r}; its columns: {', '.join(self.names)}")
+            raise FedA2LError(
+                f"{self.source} has no column {column!r}; its columns: {', '.join(self.names)}", see="own-data"
+            )
         return self.names.index(column)
 
     def _complaint(self, columns: Sequence[str], missing: Sequence[str]) -> FedA2LError | None:
@@ -60,7 +64,8 @@ class Columns:
                 if word not in missing and not _is_number(word):
                     other = f" or {missing[0] or 'an empty cell'}" if missing else ""
                     return FedA2LError(
-                        f"{self.source}, line {number}, column {column!r}: expected a number{other}, found {word!r}"
+                        f"{self.source}, line {number}, column {column!r}: expected a number{other}, found {word!r}",
+                        see="own-data",
                     )
         return None
 
@@ -73,11 +78,12 @@ def read_columns(source: str, text: str, names: Sequence[str] | None = None) -> 
         names = [_bare(name) for name in lines.pop(0).split(",")]
         first = 2
     if names is None or not lines:
-        raise FedA2LError(f"{source} is empty")
+        raise FedA2LError(f"{source} is empty", see="own-data")
     for number, line in enumerate(lines, start=first):
         if (found := line.count(",") + 1) != len(names):
             raise FedA2LError(
-                f"{source}, line {number}: expected {len(names)} values, found {found}; the file is damaged"
+                f"{source}, line {number}: expected {len(names)} values, found {found}; the file is damaged",
+                see="own-data",
             )
     return Columns(source, tuple(names), lines, first)
 

@@ -66,11 +66,13 @@ def load(
     header = _header(place, delimiter)
     wanted = list(features) if features is not None else [name for name in header if name not in (target, node)]
     if not wanted:
-        raise FedA2LError(f"{place} has no feature column beside {target!r}; found {', '.join(header)}")
+        raise FedA2LError(f"{place} has no feature column beside {target!r}; found {', '.join(header)}", see="own-data")
     rows = _rows(place, wanted, target, node, delimiter)
     names = distinct(rows.classes)
     if len(names) == 1:
-        raise FedA2LError(f"{place}: {target!r} has only the class {names[0]!r}; there is nothing to tell apart")
+        raise FedA2LError(
+            f"{place}: {target!r} has only the class {names[0]!r}; there is nothing to tell apart", see="own-data"
+        )
     labels = numbered(rows.classes, names)
     if test is None:
         tested = hold_out(labels, share=test_share, seed=seed)
@@ -84,7 +86,9 @@ def load(
         other = _rows(Path(test).expanduser(), wanted, target, None, delimiter)
         for name, line in zip(other.classes, other.lines, strict=True):
             if name not in names:
-                raise FedA2LError(f"{other.path}, line {line}: the class {name!r} is only here, not in {place}")
+                raise FedA2LError(
+                    f"{other.path}, line {line}: the class {name!r} is only here, not in {place}", see="own-data"
+                )
         test_values, test_labels = other.values, numbered(other.classes, names)
     values = rows.values[~tested]
     with np.errstate(over="ignore", invalid="ignore"):  # said in words below
@@ -98,7 +102,9 @@ def load(
             x = ((values - centre) / spread).astype(np.float32)
         fine = np.isfinite(x).all(0) & np.isfinite(spread)
         if not fine.all():
-            raise FedA2LError(f"{place}: the numbers of {wanted[int(fine.argmin())]!r} are too large; scale them")
+            raise FedA2LError(
+                f"{place}: the numbers of {wanted[int(fine.argmin())]!r} are too large; scale them", see="own-data"
+            )
         return torch.from_numpy(x).reshape(-1, 1, 1, len(wanted))
 
     return Table(
@@ -125,11 +131,11 @@ def _header(path: Path, delimiter: str) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
     except (OSError, ValueError, csv.Error) as error:
-        raise FedA2LError(f"{path} cannot be read: {_words(error)}") from error
+        raise FedA2LError(f"{path} cannot be read: {_words(error)}", see="own-data") from error
     if not any(header):
-        raise FedA2LError(f"{path} is empty; expected a first line with the names of the columns")
+        raise FedA2LError(f"{path} is empty; expected a first line with the names of the columns", see="own-data")
     if twice := [name for name in header if header.count(name) > 1]:
-        raise FedA2LError(f"{path} has two columns {twice[0]!r}")
+        raise FedA2LError(f"{path} has two columns {twice[0]!r}", see="own-data")
     return header
 
 
@@ -137,7 +143,7 @@ def _rows(path: Path, features: list[str], target: str, node: str | None, delimi
     header = _header(path, delimiter)
     for name in (*features, target, *([node] if node else [])):
         if name not in header:
-            raise FedA2LError(f"{path} has no column {name!r}; {nearest(name, header)}")
+            raise FedA2LError(f"{path} has no column {name!r}; {nearest(name, header)}", see="own-data")
     columns, own = [header.index(name) for name in features], header.index(target)
     group = header.index(node) if node else None
     values, classes, nodes, lines = array("d"), list[str](), list[str](), list[int]()
@@ -150,27 +156,28 @@ def _rows(path: Path, features: list[str], target: str, node: str | None, delimi
                     continue
                 where = f"{path}, line {reader.line_num}"
                 if len(row) != len(header):
-                    raise FedA2LError(f"{where}: expected {len(header)} cells, found {len(row)}")
+                    raise FedA2LError(f"{where}: expected {len(header)} cells, found {len(row)}", see="own-data")
                 try:
                     values.extend([float(row[column]) for column in columns])
                 except ValueError:
-                    raise FedA2LError(f"{where}{_not_a_number(row, columns, header)}") from None
+                    raise FedA2LError(f"{where}{_not_a_number(row, columns, header)}", see="own-data") from None
                 for column, kept in ((own, classes), (group, nodes)):
                     if column is not None:
                         kept.append(row[column].strip())
                         if not kept[-1]:
-                            raise FedA2LError(f"{where}, column {header[column]!r}: the cell is empty")
+                            raise FedA2LError(f"{where}, column {header[column]!r}: the cell is empty", see="own-data")
                 lines.append(reader.line_num)
     except (OSError, ValueError, csv.Error) as error:
-        raise FedA2LError(f"{path} cannot be read: {_words(error)}") from error
+        raise FedA2LError(f"{path} cannot be read: {_words(error)}", see="own-data") from error
     if not lines:
-        raise FedA2LError(f"{path} has no row under its first line")
+        raise FedA2LError(f"{path} has no row under its first line", see="own-data")
     numbers = np.frombuffer(values, dtype=np.float64).reshape(-1, len(columns))
     bad = np.argwhere(~np.isfinite(numbers))
     if len(bad):
         row, column = bad[0]
         raise FedA2LError(
-            f"{path}, line {lines[row]}, column {features[column]!r}: {numbers[row, column]} is not a finite number"
+            f"{path}, line {lines[row]}, column {features[column]!r}: {numbers[row, column]} is not a finite number",
+            see="own-data",
         )
     return _Rows(path, numbers, classes, nodes, lines)
 

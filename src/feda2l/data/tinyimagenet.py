@@ -76,7 +76,10 @@ def load(
     if decoded is None:
         root = next((path for path in _roots(source, folder) if path.exists()), None)
         if root is None:
-            raise FedA2LError(f"{prepared} cannot be used and there is nothing else; {source.archive.by_hand(folder)}")
+            raise FedA2LError(
+                f"{prepared} cannot be used and there is nothing else; {source.archive.by_hand(folder)}",
+                see="data-missing",
+            )
         decoded = _decode(source, root, prepared, skip_corrupt, processes)
         if keep:
             _write(decoded, prepared)
@@ -124,7 +127,8 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     ids = sorted(set(files.text(f"{top}/wnids.txt").split()))
     if len(ids) != source.classes:
         raise FedA2LError(
-            f"{root}: {top}/wnids.txt should name {source.classes} classes, found {len(ids)}; fetch the data again"
+            f"{root}: {top}/wnids.txt should name {source.classes} classes, found {len(ids)}; fetch the data again",
+            see="data-damaged",
         )
     owners = {
         name: own
@@ -140,7 +144,8 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
         raise FedA2LError(
             f"{root}: {describe(problems, source.pictures)}; remove {root if checksum else root / top} and fetch it "
             "again, or leave them out for good with feda2l.data.tinyimagenet.load(TINYIMAGENET, "
-            f"{str(prepared.parent)!r}, skip_corrupt=True)"
+            f"{str(prepared.parent)!r}, skip_corrupt=True)",
+            see="data-damaged",
         )
     x, y = torch.from_numpy(gathered.x), torch.from_numpy(numbered(list(owners.values()), ids))
     kept = torch.from_numpy(np.array([name not in problems for name in owners]))
@@ -151,7 +156,8 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
             parts |= {name: parts[name][kept[span]] for name in (f"{part}_x", f"{part}_y")}
         if empty := sorted(set(range(len(ids))) - set(parts[f"{part}_y"].tolist())):
             raise FedA2LError(
-                f"{root}: no {part} picture of {ids[empty[0]]} is left; {describe(problems, len(owners))}"
+                f"{root}: no {part} picture of {ids[empty[0]]} is left; {describe(problems, len(owners))}",
+                see="data-damaged",
             )
     return _Decoded(parts, _names(files, top, ids), checksum, problems)
 
@@ -166,9 +172,12 @@ def _annotated(source: TinyImageNet, files: Source, ids: list[str]) -> tuple[dic
         name, _, rest = line.partition("\t")
         own, where = rest.partition("\t")[0].strip(), f"{files.root}: {place}, line {number}"
         if name not in expected or not own:
-            raise FedA2LError(f"{where}: expected a picture and its class, found {line[:40]!r}; fetch the data again")
+            raise FedA2LError(
+                f"{where}: expected a picture and its class, found {line[:40]!r}; fetch the data again",
+                see="data-damaged",
+            )
         if name in found:
-            raise FedA2LError(f"{where}: {name} has a second line; fetch the data again")
+            raise FedA2LError(f"{where}: {name} has a second line; fetch the data again", see="data-damaged")
         found[name] = own
         if own not in ids:
             problems[f"{folder}/{name}"] = f"its class {own} is not in wnids.txt"

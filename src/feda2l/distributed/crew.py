@@ -97,5 +97,7 @@ class Crew(Alone):
 
     def _placed(self, run: Assembled) -> Placement:
         if run.faults:
-            raise FedA2LError("faults: a fault plan is for one process; start without torchrun, or without faults")
+            raise FedA2LError(
+                "faults: a fault plan is for one process; start without torchrun, or without faults", see="torchrun"
+            )
         return place(run.simulation.mixing.topology, run.simulation.setting.steps, self.ranks)

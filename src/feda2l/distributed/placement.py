@@ -41,7 +41,8 @@ def place(graph: Topology, steps: Sequence[int], ranks: int) -> Placement:
     if ranks > graph.nodes:
         raise FedA2LError(
             f"data.nodes = {graph.nodes} on {ranks} ranks: a rank needs a node at least; start fewer "
-            f"(torchrun --nproc-per-node)"
+            f"(torchrun --nproc-per-node)",
+            see="torchrun",
         )
     orders = [np.arange(graph.nodes)]
     if 1 < ranks < graph.nodes and graph.name != "full":

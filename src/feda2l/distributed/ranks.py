@@ -187,7 +187,8 @@ def _in_touch() -> Iterator[None]:
         why = re.sub(r"^\[\S+\] |\. This is typically.*|\. Check the logs.*", "", first)[:200]
         raise RanksLost(
             f"another rank is gone ({why}); nothing before the last checkpoint is lost: start again with --resume, or "
-            "let torchrun do it (--max-restarts)"
+            "let torchrun do it (--max-restarts)",
+            see="torchrun",
         ) from error
 
 
@@ -221,7 +222,7 @@ def _join() -> Ranks:
             store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
     except (KeyError, RuntimeError, ValueError) as error:
-        raise RunFailed(f"torchrun's ranks cannot be joined ({str(error).splitlines()[0]})") from error
+        raise RunFailed(f"torchrun's ranks cannot be joined ({str(error).splitlines()[0]})", see="torchrun") from error
     atexit.register(_leave)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end)
@@ -270,11 +271,17 @@ def demand_device(ranks: Ranks, device: torch.device) -> None:
     kinds = ranks.all(device.type)
     if len(set(kinds)) > 1:
         where = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(kinds))
-        raise FedA2LError(f'runtime.device is not the same everywhere ({where}); set runtime.device = "cpu" or "cuda"')
+        raise FedA2LError(
+            f'runtime.device is not the same everywhere ({where}); set runtime.device = "cpu" or "cuda"', see="torchrun"
+        )
     if device.type == "cpu":
         return
     if not dist.is_nccl_available():
-        raise FedA2LError('runtime.device = "cuda" with several ranks needs nccl, which this torch is built without')
+        raise FedA2LError(
+            'runtime.device = "cuda" with several ranks needs nccl, which this torch is built without', see="torchrun"
+        )
     count, on_this_host = torch.cuda.device_count(), ranks.on_this_host
     if on_this_host > count:
-        raise FedA2LError(f"torchrun --nproc-per-node={on_this_host}: this host has {count} GPUs; start a rank a GPU")
+        raise FedA2LError(
+            f"torchrun --nproc-per-node={on_this_host}: this host has {count} GPUs; start a rank a GPU", see="torchrun"
+        )

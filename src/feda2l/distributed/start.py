@@ -29,7 +29,8 @@ def demand_same(ranks: Ranks, given: Mapping[str, Any], what: str) -> None:
                 if everyone[0].get(key) != other.get(key):
                     raise FedA2LError(
                         f"the ranks were not given the same {what}: {key} is {other.get(key)!r} at rank {rank} and "
-                        f"{everyone[0].get(key)!r} at rank 0; give all the same file and arguments"
+                        f"{everyone[0].get(key)!r} at rank 0; give all the same file and arguments",
+                        see="torchrun",
                     )
 
     everyone = ranks.all(dict(given))
@@ -38,7 +39,7 @@ def demand_same(ranks: Ranks, given: Mapping[str, Any], what: str) -> None:
 
 def failed_elsewhere() -> RunFailed:
     """For a rank that follows: the leader failed, and says why."""
-    error = RunFailed("the first rank failed")
+    error = RunFailed("the first rank failed", see="torchrun")
     error.said = True
     return error
 
@@ -46,4 +47,6 @@ def failed_elsewhere() -> RunFailed:
 def demand_out(out: str | Path | None) -> None:
     """A job that torchrun may start again must find its folder again."""
     if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
-        raise FedA2LError("torchrun --max-restarts needs --out, so that a run that is started again finds its folder")
+        raise FedA2LError(
+            "torchrun --max-restarts needs --out, so that a run that is started again finds its folder", see="torchrun"
+        )

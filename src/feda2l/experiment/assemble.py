@@ -209,11 +209,13 @@ def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:
     if not graph.directed:
         raise FedA2LError(
             f'{name} needs {needs}, which topology.weights = "{weights}" does not bring on {where}; '
-            'use topology.weights = "metropolis"'
+            'use topology.weights = "metropolis"',
+            see="topology",
         )
     equal = ', topology.weights = "uniform" where all degrees are equal' if wanted == "doubly_stochastic" else ""
     raise FedA2LError(
-        f'{name} needs {needs} and {where} is directed; use an undirected graph{equal} or algorithm.name = "push_sum"'
+        f'{name} needs {needs} and {where} is directed; use an undirected graph{equal} or algorithm.name = "push_sum"',
+        see="topology",
     )
 
 
@@ -226,10 +228,14 @@ def _loss(spec: Spec, *, classes: bool) -> Loss:
     if name in LOSSES:
         if classes != (name == "cross_entropy"):  # shapes may fit all the same, and then nonsense is learned
             kind, fit = ("classes", "cross_entropy") if classes else ("numbers", "mse or mae")
-            raise FedA2LError(f'model.loss = "{name}": the targets of {spec.data.name} are {kind}, use {fit}')
+            raise FedA2LError(
+                f'model.loss = "{name}": the targets of {spec.data.name} are {kind}, use {fit}', see="own-code"
+            )
         return LOSSES[name]
     if ":" not in name:
-        raise FedA2LError(f'model.loss = "{name}": must be {", ".join(LOSSES)} or "package.module:function"')
+        raise FedA2LError(
+            f'model.loss = "{name}": must be {", ".join(LOSSES)} or "package.module:function"', see="own-code"
+        )
     loss: Loss = import_object(name, "model.loss")
     return loss
 
@@ -246,14 +252,18 @@ def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
     except Exception as error:
         raise FedA2LError(
             f"model.name = {name!r} with model.loss = {spec.model.loss!r} does not take {spec.data.name}'s samples of "
-            f"{list(x.shape[1:])}: {error}"
+            f"{list(x.shape[1:])}: {error}",
+            see="own-code",
         ) from error
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
         found = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-        raise FedA2LError(f"model.name = {name!r}: its output for {len(two)} samples is {found}, not {list(wanted)}")
+        raise FedA2LError(
+            f"model.name = {name!r}: its output for {len(two)} samples is {found}, not {list(wanted)}", see="own-code"
+        )
     if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
         raise FedA2LError(
-            f"model.loss = {spec.model.loss!r}: must give one number, as a tensor that depends on the model's outputs"
+            f"model.loss = {spec.model.loss!r}: must give one number, as a tensor that depends on the model's outputs",
+            see="own-code",
         )
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
-        raise FedA2LError(f"model.name = {name!r}: its parameters must be float32")
+        raise FedA2LError(f"model.name = {name!r}: its parameters must be float32", see="own-code")

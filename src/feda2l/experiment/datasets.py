@@ -85,7 +85,9 @@ def _users_own(data: DataSpec) -> Dataset:
     except FedA2LError:
         raise
     except Exception as error:  # a user's function may raise anything
-        raise FedA2LError(f"data.name = {data.name!r} failed: {type(error).__name__}: {error}") from error
+        raise FedA2LError(
+            f"data.name = {data.name!r} failed: {type(error).__name__}: {error}", see="own-data"
+        ) from error
     where = f"data.name = {data.name!r}"
     _has_all(dataset, Dataset, f"{where} gave a {type(dataset).__name__}")
     checked: Dataset = dataset
@@ -95,17 +97,21 @@ def _users_own(data: DataSpec) -> Dataset:
         try:
             wrong = _wrong(checked, samples)
         except Exception as error:
-            raise FedA2LError(f"{where}: {part} does not give its samples: {type(error).__name__}: {error}") from error
+            raise FedA2LError(
+                f"{where}: {part} does not give its samples: {type(error).__name__}: {error}", see="own-data"
+            ) from error
         if wrong:
-            raise FedA2LError(f"{where}: {part} {wrong}")
+            raise FedA2LError(f"{where}: {part} {wrong}", see="own-data")
     for name, count in (("groups", len(checked.train)), ("test_groups", len(checked.test))):
         groups = getattr(checked, name)
         if groups is not None and not (isinstance(groups, Tensor) and groups.shape == (count,)):
-            raise FedA2LError(f"{where}: {name} must be None or a tensor with a node for each of the {count} samples")
+            raise FedA2LError(
+                f"{where}: {name} must be None or a tensor with a node for each of the {count} samples", see="own-data"
+            )
     named = 0 if checked.groups is None else int(checked.groups.max()) + 1
     kind, named = ("groups", named) if checked.classes is None else ("classes", checked.classes)
     if len(checked.class_names) != named:
-        raise FedA2LError(f"{where}: {named} {kind} have {len(checked.class_names)} class_names")
+        raise FedA2LError(f"{where}: {named} {kind} have {len(checked.class_names)} class_names", see="own-data")
     return checked
 
 
@@ -114,7 +120,7 @@ def _has_all(found: object, protocol: type, what: str) -> None:
     members = [name for name in vars(protocol) if name == "__len__" or not name.startswith("_")]
     if lacking := [name for name in members if not hasattr(found, name)]:
         says = f"feda2l.data.samples.{protocol.__name__}"
-        raise FedA2LError(f"{what} without {', '.join(sorted(lacking))}; {says} says what it has")
+        raise FedA2LError(f"{what} without {', '.join(sorted(lacking))}; {says} says what it has", see="own-data")
 
 
 def _wrong(dataset: Dataset, samples: Samples) -> str | None:
@@ -141,5 +147,5 @@ def _wrong(dataset: Dataset, samples: Samples) -> str | None:
 def _given(data: DataSpec, key: str) -> str:
     value = getattr(data, key)
     if value is None:
-        raise FedA2LError(f'data.{key} is missing: data.name = "{data.name}" needs it')
+        raise FedA2LError(f'data.{key} is missing: data.name = "{data.name}" needs it', see="own-data")
     return str(value)

@@ -30,13 +30,14 @@ def deal(spec: Spec, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
         raise FedA2LError(
             f"training.batch_size = {size}: node {smallest} has only {shard} training samples, less than one batch; "
             f"choose a batch_size of at most {max(shard, 1)}, fewer data.nodes, a larger data.alpha or "
-            "training.drop_last = false"
+            "training.drop_last = false",
+            see="partition",
         )
     asks = [f'evaluation.on = "{spec.evaluation.on}"'] if spec.evaluation.on != "global" else []
     asks += [f'algorithm.name = "{spec.algorithm.name}"'] if spec.algorithm.algorithm.searches else []
     if asks and not all(len(rest) for _, rest in pairs):
         why = "a series is trained on whole" if isinstance(dataset, Series) else f"data.train_fraction = {fraction}"
-        raise FedA2LError(f"{asks[0]} needs samples that a node does not train on; {why} leaves none")
+        raise FedA2LError(f"{asks[0]} needs samples that a node does not train on; {why} leaves none", see="partition")
     return [torch.from_numpy(own) for own, _ in pairs], [torch.from_numpy(rest) for _, rest in pairs]
 
 
@@ -46,7 +47,9 @@ def own_tests(spec: Spec, dataset: Dataset) -> list[Tensor] | None:
         return None
     own = [(dataset.test_groups == node).nonzero().squeeze(1) for node in range(spec.data.nodes)]
     if empty := [node for node, samples in enumerate(own) if not len(samples)]:
-        raise FedA2LError(f"{spec.data.name}: node {empty[0]} has no test samples (test_groups does not name it)")
+        raise FedA2LError(
+            f"{spec.data.name}: node {empty[0]} has no test samples (test_groups does not name it)", see="partition"
+        )
     return own
 
 
@@ -72,7 +75,8 @@ def partition_of(spec: Spec, dataset: Dataset) -> Parts:
             raise
         raise FedA2LError(
             f"{error}\nthe minimum of {least} samples comes from training.batch_size = {batch} and "
-            f"data.train_fraction = {data.train_fraction}; a smaller batch_size or data.min_size lowers it"
+            f"data.train_fraction = {data.train_fraction}; a smaller batch_size or data.min_size lowers it",
+            see="partition",
         ) from error
 
 
@@ -83,12 +87,15 @@ def _dealt(spec: Spec, dataset: Dataset, nodes: int, least: int) -> Parts:
         if dataset.groups is None:
             raise FedA2LError(
                 f'data.partition = "natural": {data.name} does not say which node a sample belongs to; '
-                "choose iid, dirichlet, pathological or shards"
+                "choose iid, dirichlet, pathological or shards",
+                see="partition",
             )
         return partition.natural(dataset.groups, nodes=nodes, min_size=least)
     if data.partition in ("time", "cluster"):
         if not isinstance(dataset, Series):
-            raise FedA2LError(f'data.partition = "{data.partition}" is for series, and {data.name} is none')
+            raise FedA2LError(
+                f'data.partition = "{data.partition}" is for series, and {data.name} is none', see="partition"
+            )
         if data.partition == "time":
             return series_partition.by_time(dataset, nodes=nodes, min_size=least)
         clusters = data.clusters
@@ -101,7 +108,8 @@ def _dealt(spec: Spec, dataset: Dataset, nodes: int, least: int) -> Parts:
     if dataset.classes is None:
         raise FedA2LError(
             f'data.partition = "{data.partition}" deals classes, and {data.name} has none; choose natural, time, '
-            "cluster or iid"
+            "cluster or iid",
+            see="partition",
         )
     labels = dataset.train.targets(count)
     match data.partition:

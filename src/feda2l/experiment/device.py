@@ -13,10 +13,12 @@ def find_device(runtime: RuntimeSpec) -> torch.device:
     """The device that `[runtime]` asks for; `auto` is a GPU where one can be used."""
     why = "" if runtime.device == "cpu" else why_no_gpu()
     if runtime.device == "cuda" and why:
-        raise FedA2LError(f'runtime.device = "cuda" is not available: {why}')
+        raise FedA2LError(f'runtime.device = "cuda" is not available: {why}', see="no-gpu")
     if runtime.device == "cpu" or why:
         if runtime.precision != "fp32":
-            raise FedA2LError(f'runtime.precision = "{runtime.precision}" is for a GPU; the CPU computes in fp32')
+            raise FedA2LError(
+                f'runtime.precision = "{runtime.precision}" is for a GPU; the CPU computes in fp32', see="no-gpu"
+            )
         return torch.device("cpu")
     if runtime.deterministic:
         # cuBLAS keeps to one plan a product only with this, and reads it when it is first used

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from feda2l.simulate.engine import Engine
 from feda2l.simulate.population import MEMORY
 from feda2l.simulate.search import search
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
+from feda2l.trackers.observers import Observers
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -39,6 +40,7 @@ class Watch:
     progress: bool = True  # a bar of its own?
     say: Callable[[str], None] | None = None  # where notes go; None: above the bar
     over: Callable[[], bool] = lambda: False  # asked after every round: is the time over?
+    observers: Observers = field(default_factory=Observers)
 
     def tell(self, text: str) -> None:
         if self.say:
@@ -56,7 +58,9 @@ def run_packed(
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         if len(runs) == 1:
-            raise RunFailed(f"{runs[0][0].name}: the run does not fit the GPU's memory ({error})") from error
+            raise RunFailed(
+                f"{runs[0][0].name}: the run does not fit the GPU's memory ({error})", see="gpu-memory"
+            ) from error
     watch.tell(f"{len(runs)} runs do not fit the GPU's memory together: in two packs")
     middle = len(runs) // 2
     halves = (runs[:middle], runs[middle:])
@@ -92,7 +96,7 @@ class Pack:
                     continue
             elif folder.occupied:
                 what = "not a run folder (it has no spec.toml);" if resume else "not empty; go on with --resume or"
-                raise FedA2LError(f"--out {folder.path}: the folder is {what} choose another")
+                raise FedA2LError(f"--out {folder.path}: the folder is {what} choose another", see="folder-not-empty")
             self.members.append((assembled, folder))
             self.specs.append(spec)
 
@@ -112,8 +116,10 @@ class Pack:
             engine = self.crew.together(lambda: self._populate(runs))
             for assembled, folder in self.members:
                 self.crew.together(partial(self._begin, assembled, folder, engine.name))
-            engine.start(self.crew.workers(runs[0].spec.runtime.workers))
+            with self.watch.observers.at_rest():
+                engine.start(self.crew.workers(runs[0].spec.runtime.workers))
             stack.callback(engine.close)
+            stack.enter_context(self._observed())
             simulator = self.crew.simulator(engine, [assembled.simulation for assembled in runs])
             try:
                 self._search(engine)
@@ -122,7 +128,8 @@ class Pack:
             except torch.AcceleratorError as error:
                 raise RunFailed(
                     f"the GPU failed ({str(error).splitlines()[0]}); nothing before the last checkpoint is lost: start "
-                    "again with --resume"
+                    "again with --resume",
+                    see="gpu-failed",
                 ) from error
 
     def _populate(self, runs: list[Assembled]) -> Engine:
@@ -136,6 +143,19 @@ class Pack:
         elif self.resume:
             self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
         begin_folder(assembled, folder, engine=engine, pack=len(self.members), ranks=self.crew.ranks)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Trackers hear of every run's beginning, and of an end that leaves it to be resumed."""
+        observers = self.watch.observers
+        for assembled, folder in self.members:
+            observers.begin(assembled.spec, folder, assembled.simulation.round)
+        try:
+            yield
+        except BaseException:
+            for _, folder in self.members:
+                observers.end(folder, {"status": "stopped"})
+            raise
 
     def _search(self, engine: Engine) -> None:
         """Find the base rate of the runs that look for one; one that was interrupted in it begins it again."""
@@ -183,6 +203,7 @@ class Pack:
         folder = self.members[done.simulation.number][1]
         timing = {"round": done.simulation.round, **done.seconds, "pack": len(self.members)}
         folder.append(done.record, timing)
+        self.watch.observers.round(folder, done.record, timing)
         if self.watch.on_round:
             self.watch.on_round({"name": done.simulation.name, **done.record})
 
@@ -207,8 +228,9 @@ class Pack:
             if not self.crew.leads:
                 continue
             if simulation.diverged:
-                failures.append(RunFailed(why_diverged(whole)))
-            write_summary(whole, folder, by_class, pack=len(self.members))
+                failures.append(RunFailed(why_diverged(whole), see="diverged"))
+            summary = write_summary(whole, folder, by_class, pack=len(self.members))
+            self.watch.observers.end(folder, summary)
         return failures
 
     def _say(self) -> None:

@@ -40,18 +40,18 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise FedA2LError(f"{path}: there is no such file") from error
+        raise FedA2LError(f"{path}: there is no such file", see="spec") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise FedA2LError(f"{path}: cannot be read: {error}") from error
+        raise FedA2LError(f"{path}: cannot be read: {error}", see="spec") from error
     except tomllib.TOMLDecodeError as error:
-        raise FedA2LError(f"{path}: is not valid TOML: {error}") from error
+        raise FedA2LError(f"{path}: is not valid TOML: {error}", see="spec") from error
 
 
 def parse_set(text: str) -> tuple[str, Any]:
     """`key=value` of the command line: a TOML value, or a bare word as a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise FedA2LError(f"--set {text}: write it as key=value, for example --set rates.base=0.03")
+        raise FedA2LError(f"--set {text}: write it as key=value, for example --set rates.base=0.03", see="spec")
     try:
         return key.strip(), tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
@@ -69,7 +69,7 @@ def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str,
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise FedA2LError(f"--set {text}: {part} is not a section")
+                raise FedA2LError(f"--set {text}: {part} is not a section", see="spec")
         table[last] = value
         origins[key] = f"--set {text}"
     return merged, origins

@@ -33,6 +33,10 @@ class RunFolder:
         self.rounds_table, self.layers_table = path / "rounds.parquet", path / "layers.parquet"
         self._lock: int | None = None
 
+    def tracker(self, name: str) -> Path:
+        """What a tracker remembers of the run between two starts; nothing else reads it."""
+        return self.path / f"tracker-{name}.json"
+
     @property
     def started(self) -> bool:
         return os.path.exists(self.spec)  # False also for a path that cannot be asked about
@@ -56,7 +60,9 @@ class RunFolder:
         except BlockingIOError as error:
             raise Busy(f"{self.path}: another process is running this run; wait for it or stop it") from error
         except OSError as error:
-            raise FedA2LError(f"--out {self.path}: the run folder cannot be written: {error.strerror}") from error
+            raise FedA2LError(
+                f"--out {self.path}: the run folder cannot be written: {error.strerror}", see="cannot-write"
+            ) from error
 
     def close(self) -> None:
         if self._lock is not None:
@@ -70,7 +76,7 @@ class RunFolder:
             temporary.write_bytes(content)
             os.replace(temporary, path)
         except OSError as error:
-            raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
+            raise RunFailed(f"{path}: cannot be written: {error.strerror}", see="cannot-write") from error
 
     def write_json(self, path: Path, facts: dict[str, Any]) -> None:
         self.write(path, (json.dumps(facts, indent=2) + "\n").encode())
@@ -82,7 +88,9 @@ class RunFolder:
                 with open(path, "a", encoding="utf-8") as file:
                     file.write(_line(line))
             except OSError as error:
-                raise RunFailed(f"{path}: round {record['round']} cannot be written: {error.strerror}") from error
+                raise RunFailed(
+                    f"{path}: round {record['round']} cannot be written: {error.strerror}", see="cannot-write"
+                ) from error
 
     def sync(self) -> None:
         """Bring the rounds to the disk before the checkpoint that counts on them."""
@@ -91,7 +99,7 @@ class RunFolder:
                 with open(path, "ab") as file:
                     os.fsync(file.fileno())
             except OSError as error:
-                raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
+                raise RunFailed(f"{path}: cannot be written: {error.strerror}", see="cannot-write") from error
 
     def cut_back(self, round: int, due: Callable[[int], bool]) -> None:
         """Keep the lines up to a round: what was written after the checkpoint is computed again.
@@ -104,7 +112,8 @@ class RunFolder:
             if len(kept) < round and path == self.rounds:
                 raise FedA2LError(
                     f"{path}: holds {len(kept)} whole rounds, but the checkpoint is at round {round}; "
-                    "restore the file from a copy, or start anew in another folder"
+                    "restore the file from a copy, or start anew in another folder",
+                    see="records-damaged",
                 )
             _check_numbers(path, kept)
             if path == self.rounds:
@@ -138,7 +147,7 @@ class RunFolder:
                 os.replace(temporary, path)
             except (OSError, polars.exceptions.PolarsError) as error:
                 temporary.unlink(missing_ok=True)
-                raise RunFailed(f"{path}: cannot be written: {error}") from error
+                raise RunFailed(f"{path}: cannot be written: {error}", see="cannot-write") from error
         return True
 
 
@@ -207,6 +216,10 @@ def _check_numbers(path: Path, lines: list[bytes]) -> None:
         try:
             found = json.loads(line)["round"]
         except (ValueError, KeyError, TypeError) as error:
-            raise FedA2LError(f"{path}: line {number} is not a round's record ({error})") from error
+            raise FedA2LError(
+                f"{path}: line {number} is not a round's record ({error})", see="records-damaged"
+            ) from error
         if found != number:
-            raise FedA2LError(f"{path}: line {number} should be round {number}, it is round {found}")
+            raise FedA2LError(
+                f"{path}: line {number} should be round {number}, it is round {found}", see="records-damaged"
+            )

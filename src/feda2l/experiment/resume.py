@@ -33,17 +33,21 @@ def check_same_run(spec: Spec, saved: Spec, folder: RunFolder) -> None:
     if changed:
         lines = [f"  {key}: {old.get(key)!r} in the folder, {new.get(key)!r} now" for key in changed]
         raise FedA2LError(
-            f"--resume: {folder.spec} is of a different spec:\n" + "\n".join(lines) + "\nchoose another --out"
+            f"--resume: {folder.spec} is of a different spec:\n" + "\n".join(lines) + "\nchoose another --out",
+            see="resume",
         )
     if spec.rounds < saved.rounds:
-        raise FedA2LError(f"--resume: rounds = {spec.rounds} is less than the run's own {saved.rounds} ({folder.spec})")
+        raise FedA2LError(
+            f"--resume: rounds = {spec.rounds} is less than the run's own {saved.rounds} ({folder.spec})", see="resume"
+        )
 
 
 def check_same_faults(faults: FaultPlan | None, folder: RunFolder) -> None:
     """The rounds that are done followed the folder's plan: the others must too."""
     if faults is not None and folder.faults.exists() and folder.faults.read_text(encoding="utf-8") != faults.text:
         raise FedA2LError(
-            f"--resume: the fault plan is not the one that this run began with, {folder.faults}; choose another --out"
+            f"--resume: the fault plan is not the one that this run began with, {folder.faults}; choose another --out",
+            see="resume",
         )
 
 

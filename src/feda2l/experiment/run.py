@@ -21,6 +21,8 @@ from feda2l.experiment.resume import flat
 from feda2l.experiment.spec import Spec
 from feda2l.faults.plan import FaultPlan
 from feda2l.simulate.checkpoint import read_checkpoint
+from feda2l.trackers import TrackerLike
+from feda2l.trackers.observers import Observers
 
 if TYPE_CHECKING:
     import polars
@@ -34,7 +36,7 @@ class Run:
     def __init__(self, path: str | Path, *, here: bool = True) -> None:
         self.folder = RunFolder(Path(path))
         if here and not self.folder.started:  # a rank on another host may not see it
-            raise FedA2LError(f"{path}: is not a run folder (it has no {self.folder.spec.name})")
+            raise FedA2LError(f"{path}: is not a run folder (it has no {self.folder.spec.name})", see="no-run")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -47,7 +49,7 @@ class Run:
     def checkpoint(self) -> Path:
         """The last checkpoint's file."""
         if not self.folder.checkpoint.exists():
-            raise FedA2LError(f"{self.path}: has no checkpoint yet; finish the run with --resume")
+            raise FedA2LError(f"{self.path}: has no checkpoint yet; finish the run with --resume", see="no-run")
         return self.folder.checkpoint
 
     @cached_property
@@ -127,6 +129,7 @@ def run(
     resume: bool = False,
     data: str | Path | None = None,
     on_round: OnRound | None = None,
+    trackers: Sequence[TrackerLike] = (),
     progress: bool = True,
 ) -> Run: ...
 @overload
@@ -137,6 +140,7 @@ def run(
     resume: bool = False,
     data: str | Path | None = None,
     on_round: OnRound | None = None,
+    trackers: Sequence[TrackerLike] = (),
     progress: bool = True,
 ) -> list[Run]: ...
 def run(
@@ -146,6 +150,7 @@ def run(
     resume: bool = False,
     data: str | Path | None = None,
     on_round: OnRound | None = None,
+    trackers: Sequence[TrackerLike] = (),
     progress: bool = True,
 ) -> Run | list[Run]:
     """Run a spec (a Spec, a mapping, a TOML file) and return what came out; a list is packed.
@@ -153,7 +158,8 @@ def run(
     Packed runs train as one population where they share data and model: a study fills the machine even when one
     run cannot. `out` is the run folder itself (for a list: the folder of run folders), by default `runs/NAME`.
     `on_round(record)` is called after every round of every run; the record is a line of `rounds.jsonl` and the run's
-    `name`.
+    `name`. `trackers` are names (tensorboard, wandb, mlflow) or classes of your own, see `feda2l.trackers.Tracker`; a
+    run has one of each, and none can hurt it.
     """
     single = isinstance(specs, Spec | Mapping | str | Path)
     listed = [specs] if isinstance(specs, Spec | Mapping | str | Path) else list(specs)
@@ -172,8 +178,9 @@ def run(
             if not runs:
                 raise failed_elsewhere()
             return runs[0] if single else runs
-    with leading(ranks) as result:
-        folders, failures = _run(wanted, out, single=single, resume=resume, data=data, watch=Watch(on_round, progress))
+    with leading(ranks) as result, Observers(trackers) as observers:
+        watch = Watch(on_round, progress, observers=observers)
+        folders, failures = _run(wanted, out, single=single, resume=resume, data=data, watch=watch)
         result.extend(folder.path for folder in folders)
     if failures and single:
         raise failures[0]

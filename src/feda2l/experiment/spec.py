@@ -41,10 +41,16 @@ class DataSpec(Section):
     name: str = Field(
         default="digits", description='data set, see `feda2l list datasets`; folder, csv or "package.module:function"'
     )
-    path: str | None = Field(default=None, description="of folder and csv: where the data lie")
-    target: str | None = Field(default=None, description="of csv: the column of the class; without it, a series")
-    node: str | None = Field(default=None, description="of csv: the column that says whose row it is")
-    columns: tuple[str, ...] | None = Field(default=None, description="of csv: what is learned from; default the rest")
+    path: str | None = Field(default=None, description="of folder and csv: where the data lie", examples=["pictures"])
+    target: str | None = Field(
+        default=None, description="of csv: the column of the class; without it, a series", examples=["kind"]
+    )
+    node: str | None = Field(
+        default=None, description="of csv: the column that says whose row it is", examples=["site"]
+    )
+    columns: tuple[str, ...] | None = Field(
+        default=None, description="of csv: what is learned from; default the rest", examples=[["width", "height"]]
+    )
     test_share: Share = Field(default=0.2, description="of folder and csv without a test part: what is held out")
     input_length: Count = Field(default=96, description="of series: rows that a forecast is made from")
     horizon: Count = Field(default=96, description="of series: rows that are forecast")
@@ -62,7 +68,9 @@ class DataSpec(Section):
         default=0.75, description="share of a node's samples that it trains on; of series: .8 of its time"
     )
     min_size: Count | None = Field(
-        default=None, description="fewest samples of a node; default batch_size / (1 - train_fraction)"
+        default=None,
+        description="fewest samples of a node; default batch_size / (1 - train_fraction)",
+        examples=[40],
     )
 
     @model_validator(mode="after")
@@ -80,11 +88,14 @@ class DataSpec(Section):
 class ModelSpec(Section):
     """What is trained."""
 
-    name: str | None = Field(default=None, description='model, or "package.module:Class"; default fits the data set')
+    name: str | None = Field(
+        default=None, description='model, or "package.module:Class"; default fits the data set', examples=["mlp"]
+    )
     init: Literal["common", "per_node"] = Field(default="common", description="one start for all nodes, or one each")
     loss: str | None = Field(
         default=None,
         description='cross_entropy (classes), mse (numbers), mae or "package.module:function" of (outputs, targets)',
+        examples=["cross_entropy"],
     )
 
     @model_validator(mode="after")
@@ -102,7 +113,9 @@ class TopologySpec(Section):
     k: int = Field(default=7, description="of k_regular and random_out")
     p: float = Field(default=0.3, description="of erdos_renyi: probability of an edge")
     seed: int = Field(default=1, ge=0, description="of random graphs")
-    file: str | None = Field(default=None, description="of file: an edge list or an adjacency matrix")
+    file: str | None = Field(
+        default=None, description="of file: an edge list or an adjacency matrix", examples=["edges.csv"]
+    )
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -149,7 +162,7 @@ class RatesSpec(NamedSection):
 
     name: str = Field(default="feda2l", description='see `feda2l list rates`, or "package.module:Class"')
     base: Positive = Field(default=0.01, description="eta0, the base rate")
-    horizon: Count | None = Field(default=None, description="of schedules with an end; default: rounds")
+    horizon: Count | None = Field(default=None, description="of schedules with an end; default: rounds", examples=[500])
     granularity: Granularity = Field(default="module", description="what one layer is (ablation)")
     _rule: Rule = PrivateAttr()
 
@@ -183,7 +196,9 @@ class EvaluationSpec(Section):
     every: Count = Field(default=1, description="rounds between evaluations; the last round is always evaluated")
     on: Literal["global", "local", "both"] = Field(default="global", description="test set, or the node's unused part")
     target: Positive | None = Field(
-        default=None, description="accuracy (of numbers: at most this MSE) whose first round is reported"
+        default=None,
+        description="accuracy (of numbers: at most this MSE) whose first round is reported",
+        examples=[0.9],
     )
     smoothing: Count = Field(default=10, description="window of the trailing mean for rounds to target")
 
@@ -197,7 +212,7 @@ class RuntimeSpec(Section):
     )
     precision: Literal["fp32", "tf32", "bf16"] = Field(default="fp32", description="of a GPU's products")
     deterministic: bool = Field(default=False, description="on a GPU; the CPU always is")
-    workers: int | None = Field(default=None, ge=0, description="processes; default one a core, 0: none")
+    workers: int | None = Field(default=None, ge=0, description="processes; default one a core, 0: none", examples=[2])
     checkpoint_seconds: NotNegative = Field(default=60.0, description="time between checkpoints")
 
 
@@ -207,7 +222,11 @@ class Spec(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run's folder")
     seed: int = Field(default=1, ge=0, description="of the start and the batches")
     rounds: Count = Field(default=100, description="communication rounds")
-    faults: str | None = Field(default=None, description="a fault plan: who crashes, hangs or is not heard, and when")
+    faults: str | None = Field(
+        default=None,
+        description="a fault plan: who crashes, hangs or is not heard, and when",
+        examples=["faults.toml"],
+    )
     data: DataSpec = Field(default_factory=DataSpec)
     model: ModelSpec = Field(default_factory=ModelSpec)
     topology: TopologySpec = Field(default_factory=TopologySpec)
@@ -250,7 +269,7 @@ class Spec(Section):
             problems = explain(error, origin, cls)
         except FedA2LError as error:
             problems = [origin.before(str(error))]
-        raise FedA2LError("\n".join(problems))
+        raise FedA2LError("\n".join(problems), see="spec")
 
     @classmethod
     def load(cls, path: str | Path, sets: Sequence[str] = ()) -> "Spec":
@@ -291,7 +310,7 @@ class Spec(Section):
         try:
             yield
         except FedA2LError as error:
-            raise type(error)(self._source.before(str(error))) from error
+            raise type(error)(self._source.before(str(error)), see=error.see) from error
 
     def to_toml(self) -> str:
         """The spec as a TOML file that parses back to it; keys without a value are left out."""
@@ -309,11 +328,12 @@ def _own(path: str, section: str, base: type[T]) -> type[T]:
     if not (isinstance(kind, type) and issubclass(kind, base)):
         found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
         wanted = f"{base.__module__.removesuffix('.base')}.{base.__name__}"
-        raise FedA2LError(f'{section}.name = "{path}" is {found}, but not a subclass of {wanted}')
+        raise FedA2LError(f'{section}.name = "{path}" is {found}, but not a subclass of {wanted}', see="own-code")
     if "__dataclass_fields__" not in vars(kind):
         raise FedA2LError(
             f'{section}.name = "{path}" is no dataclass of its own, so its parameters would not be seen; '
-            "put @dataclass(frozen=True, kw_only=True) above it"
+            "put @dataclass(frozen=True, kw_only=True) above it",
+            see="own-code",
         )
     return kind
 

@@ -10,6 +10,8 @@ from feda2l.experiment.readings import Reading
 from feda2l.experiment.study import Study
 from feda2l.experiment.study_folder import StudyFolder
 from feda2l.experiment.study_run import Outcome, StudyRun
+from feda2l.trackers import TrackerLike
+from feda2l.trackers.observers import Observers
 
 
 def load_study(
@@ -33,21 +35,32 @@ def study(
     out: str | Path | None = None,
     data: str | Path | None = None,
     dry_run: bool = False,
+    trackers: Sequence[TrackerLike] = (),
     progress: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run a study, or go on with it: finished runs are skipped, partial ones resumed.
 
     `out` is the study's folder (default `runs/NAME`, with a reading `runs/NAME-READING`). `outcome.runs` are the
-    finished runs, `.failed` and `.left` say what is not. `say` is told the cost before anything runs.
+    finished runs, `.failed` and `.left` say what is not. `say` is told the cost before anything runs. `trackers` are
+    those of `feda2l.run`.
     """
     wanted = everywhere(lambda: load_study(name, sets=sets, reading=reading, seeds=seeds))
     folder = StudyFolder(Path(out or Path("runs") / "-".join(filter(None, (wanted.name, reading)))))
     part = _shard(shard)
     if limit_minutes is not None and limit_minutes <= 0:
         raise FedA2LError(f"--limit-minutes {limit_minutes:g}: must be above 0")
+    observers = Observers(trackers)
     work = StudyRun(
-        wanted, folder, data=data, only=only, shard=part, timing=timing, limit_minutes=limit_minutes, shown=progress
+        wanted,
+        folder,
+        data=data,
+        only=only,
+        shard=part,
+        timing=timing,
+        limit_minutes=limit_minutes,
+        shown=progress,
+        observers=observers,
     )
     tell = say or (lambda text: None)
     if dry_run:
@@ -61,7 +74,7 @@ def study(
 
             follow(ranks, data)
             return Outcome([])
-    with leading(ranks), folder.claimed(wanted, part):
+    with leading(ranks), folder.claimed(wanted, part), observers:
         for line in (*_plan(work)[:1], *work.cost()):
             tell(line)
         return work.run()

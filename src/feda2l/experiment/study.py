@@ -114,7 +114,9 @@ class Study(Section):
     def _separate(self) -> Self:
         for name, stage in (("tune", self.tuning), ("target_from", self.target_from)):
             if stage is not None and stage.seed in self.seeds:
-                raise FedA2LError(f"{name}.seed = {stage.seed} is one of the study's own seeds; choose another")
+                raise FedA2LError(
+                    f"{name}.seed = {stage.seed} is one of the study's own seeds; choose another", see="spec"
+                )
         return self
 
     @classmethod
@@ -129,9 +131,9 @@ class Study(Section):
             study = cls.model_validate(_overridden(study.model_dump(exclude_none=True), overrides))
             study._source, study._overrides = origin, tuple(overrides)
         except ValidationError as error:
-            raise FedA2LError("\n".join(explain(error, origin, cls))) from error
+            raise FedA2LError("\n".join(explain(error, origin, cls)), see="spec") from error
         except FedA2LError as error:
-            raise FedA2LError(origin.before(str(error))) from error
+            raise FedA2LError(origin.before(str(error)), see="spec") from error
         _ = study.cells  # every mistake in a cell is named before anything runs
         return study
 
@@ -154,7 +156,8 @@ class Study(Section):
                     known = ", ".join(other.name for other in cells)
                     raise FedA2LError(
                         f"{self._source.name}: target_from.cell = {wanted.cell!r}: {cell.name} has no such cell "
-                        f"to take its target from; there are {known}"
+                        f"to take its target from; there are {known}",
+                        see="spec",
                     )
         return cells
 
@@ -187,9 +190,11 @@ def _overridden(study: Table, overrides: Sequence[str]) -> Table:
     for text in overrides:
         key, _ = parse_set(text)
         if key == "seed":
-            raise FedA2LError(f"--set {text}: a study has seeds; use --seeds or --set seeds=[...]")
+            raise FedA2LError(f"--set {text}: a study has seeds; use --seeds or --set seeds=[...]", see="spec")
         if key in study["axes"]:
-            raise FedA2LError(f"--set {text}: {key} is an axis of the study; use --set 'axes.{key}=[...]' or --only")
+            raise FedA2LError(
+                f"--set {text}: {key} is an axis of the study; use --set 'axes.{key}=[...]' or --only", see="spec"
+            )
         study["base"], _ = with_sets(study["base"], [text])
         section, _, inner = key.partition(".")
         for tables in (study["variants"], study["extra"]):

@@ -91,7 +91,9 @@ class StudyFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path / ".lock-{}-of-{}".format(*shard), os.O_WRONLY | os.O_CREAT, 0o644)
         except OSError as error:
-            raise FedA2LError(f"--out {self.path}: the study's folder cannot be written: {error.strerror}") from error
+            raise FedA2LError(
+                f"--out {self.path}: the study's folder cannot be written: {error.strerror}", see="cannot-write"
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write(study)
@@ -108,7 +110,9 @@ class StudyFolder:
             # the file always names every seed that has been run
             study = study.model_copy(update={"seeds": tuple(dict.fromkeys((*saved.seeds, *study.seeds)))})
         elif any(path.name[0] != "." for path in self.path.iterdir()):
-            raise FedA2LError(f"--out {self.path}: the folder is not empty and holds no study; choose another")
+            raise FedA2LError(
+                f"--out {self.path}: the folder is not empty and holds no study; choose another", see="folder-not-empty"
+            )
         RunFolder(self.path).write(self.file, study.to_toml().encode())
 
     def check(self, study: Study, saved: Study) -> None:
@@ -121,7 +125,8 @@ class StudyFolder:
             raise FedA2LError(
                 f"--out {self.path}: {self.file} is of a different study:\n"
                 + "\n".join(lines)
-                + "\nchoose another --out"
+                + "\nchoose another --out",
+                see="resume",
             )
 
 

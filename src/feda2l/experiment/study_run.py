@@ -24,6 +24,7 @@ from feda2l.experiment.study_folder import Job, State, StudyFolder
 from feda2l.experiment.study_stages import Stages
 from feda2l.experiment.study_view import StudyView
 from feda2l.names import nearest
+from feda2l.trackers.observers import Observers
 
 DONE = ("finished", "diverged")
 
@@ -64,9 +65,11 @@ class StudyRun:
         timing: bool = False,
         limit_minutes: float | None = None,
         shown: bool = True,
+        observers: Observers | None = None,
     ) -> None:
         self.study, self.folder, self.data = study, folder, data
         self.timing, self.shown = timing or study.timing, shown
+        self.observers = observers or Observers()
         self.deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
         self.chosen = choose(study, only, shard)
         self.stages = Stages(study, folder)
@@ -205,7 +208,7 @@ class StudyRun:
             job.error_file.unlink(missing_ok=True)
         view.begin(pack)
         members = [(job.spec, job.folder) for job in pack]
-        watch = Watch(view.round, progress=False, say=lambda text: self._note(text, view), over=self._over)
+        watch = Watch(view.round, False, lambda text: self._note(text, view), self._over, self.observers)
         busy: State | None = None
         try:
             run_packed(members, self._load(pack[0].spec), resume=True, watch=watch, crew=crew_here())

@@ -14,13 +14,14 @@ from feda2l.experiment.records import RunFolder
 
 def write_summary(
     assembled: Assembled, folder: RunFolder, by_class: list[float | None] | None, *, pack: int = 1
-) -> None:
+) -> dict[str, Any]:
     """End a run folder: its tables, and `summary.json` with the accuracy on each class where there are classes."""
     summary = summarise(assembled, folder, pack)
     if by_class:
         summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
     folder.write_tables()
     folder.write_json(folder.summary, summary)
+    return summary
 
 
 def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, Any]:

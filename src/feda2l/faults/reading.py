@@ -27,12 +27,12 @@ def read_plan(path: str | Path, nodes: int) -> FaultPlan:
     values = read_toml(path)
     for key in values:
         if key not in ("fault", "deadline"):
-            raise FedA2LError(f"{path}: {key}: unknown key; {nearest(key, ('fault', 'deadline'))}")
+            raise FedA2LError(f"{path}: {key}: unknown key; {nearest(key, ('fault', 'deadline'))}", see="fault-plan")
     deadline, entries = values.get("deadline", DEADLINE), values.get("fault", [])
     if not _is_number(deadline) or not 0 < deadline < float("inf"):
-        raise FedA2LError(f"{path}: deadline = {deadline!r}: must be seconds above 0")
+        raise FedA2LError(f"{path}: deadline = {deadline!r}: must be seconds above 0", see="fault-plan")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise FedA2LError(f"{path}: fault: write every fault as a table of its own, under [[fault]]")
+        raise FedA2LError(f"{path}: fault: write every fault as a table of its own, under [[fault]]", see="fault-plan")
     faults = [fault for number, values in enumerate(entries, 1) for fault in _Entry(path, number, values, nodes).read()]
     plan = FaultPlan(tuple(faults), float(deadline), Path(path).read_text(encoding="utf-8"))
     _check_order(path, entries, plan, nodes)
@@ -76,7 +76,7 @@ class _Entry:
     def refuse(self, problem: str) -> NoReturn:
         kind = self.values.get("kind")
         what = f" ({kind})" if isinstance(kind, str) else ""
-        raise FedA2LError(f"{self.path}: fault {self.number}{what}: {problem}")
+        raise FedA2LError(f"{self.path}: fault {self.number}{what}: {problem}", see="fault-plan")
 
     def _count(self, key: str) -> int:
         value = self.values[key]
@@ -135,7 +135,7 @@ def _check_order(path: str | Path, entries: list[dict[str, Any]], plan: FaultPla
             and entry["round"] == fault.round
             and fault.node in (entry["node"] if isinstance(entry["node"], list) else [entry["node"]])
         )
-        raise FedA2LError(f"{path}: fault {number} ({fault.kind}): {problem}")
+        raise FedA2LError(f"{path}: fault {number} ({fault.kind}): {problem}", see="fault-plan")
 
     goes = [fault for fault in plan.faults if fault.kind in ("crash", "hang", "restart")]
     for node in sorted({fault.node for fault in goes}):

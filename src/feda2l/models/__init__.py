@@ -48,11 +48,13 @@ def build(
     try:
         model = make(**_taken(make, classes, input, horizon))
     except Exception as error:  # a user's class may raise anything
-        raise FedA2LError(f"model.name = {name!r} could not be built: {type(error).__name__}: {error}") from error
+        raise FedA2LError(
+            f"model.name = {name!r} could not be built: {type(error).__name__}: {error}", see="own-code"
+        ) from error
     if not isinstance(model, nn.Module):
-        raise FedA2LError(f"model.name = {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+        raise FedA2LError(f"model.name = {name!r} gave a {type(model).__name__}, not a torch.nn.Module", see="own-code")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise FedA2LError(f"model.name = {name!r} has no trainable parameter")
+        raise FedA2LError(f"model.name = {name!r} has no trainable parameter", see="own-code")
     return model
 
 

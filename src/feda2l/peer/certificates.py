@@ -54,7 +54,9 @@ class Identity:
         read = _certificates(certificate)[0]
         private = _private_key(key)
         if read.public_key() != private.public_key():
-            raise FedA2LError(f"{key}: is not the key of {certificate}; each certificate belongs to one key")
+            raise FedA2LError(
+                f"{key}: is not the key of {certificate}; each certificate belongs to one key", see="certificates"
+            )
         _demand_valid(read, certificate, "renew it with `feda2l certs issue NAME --renew`")
         if authority is not None:
             try:
@@ -62,7 +64,8 @@ class Identity:
             except Refused as error:
                 raise FedA2LError(
                     f"{certificate}: {authority.path} does not vouch for it ({error}); "
-                    "all nodes of a run need certificates of one CA"
+                    "all nodes of a run need certificates of one CA",
+                    see="certificates",
                 ) from error
         return cls(read, private)
 
@@ -81,7 +84,9 @@ class Authority:
         certificates = _certificates(path)
         for certificate in certificates:
             if not _is_authority(certificate):
-                raise FedA2LError(f"{path}: is not the certificate of a CA; `feda2l certs init` makes one, ca.pem")
+                raise FedA2LError(
+                    f"{path}: is not the certificate of a CA; `feda2l certs init` makes one, ca.pem", see="certificates"
+                )
         valid = [certificate for certificate in certificates if not _when(certificate)]
         if not valid:
             _demand_valid(certificates[0], path, "make a new CA and issue every node's certificate anew")
@@ -155,7 +160,7 @@ def issue(
     authority_path, authority_secret = _paths(folder, AUTHORITY)
     authority, authority_key = _certificates(authority_path)[0], _private_key(authority_secret)
     if authority.public_key() != authority_key.public_key():
-        raise FedA2LError(f"{authority_secret}: is not the key of {authority_path}")
+        raise FedA2LError(f"{authority_secret}: is not the key of {authority_path}", see="certificates")
     _demand_valid(authority, authority_path, "make a new CA and issue every node's certificate anew")
     certificate, secret = _paths(out or folder, name)
     key: Ed25519PrivateKey | None = None
@@ -163,7 +168,9 @@ def issue(
     if renew:
         old = _certificates(certificate)[0]
         if _common_name(old) != name:
-            raise FedA2LError(f"{certificate}: is the certificate of {_common_name(old)}, not of {name}")
+            raise FedA2LError(
+                f"{certificate}: is the certificate of {_common_name(old)}, not of {name}", see="certificates"
+            )
         public = old.public_key()
         wanted = wanted or _hosts(old)
     else:
@@ -171,7 +178,7 @@ def issue(
         key = Ed25519PrivateKey.generate()
         public = key.public_key()
     if not isinstance(public, Ed25519PublicKey):
-        raise FedA2LError(f"{certificate}: its key is not Ed25519; delete it and issue a new one")
+        raise FedA2LError(f"{certificate}: its key is not Ed25519; delete it and issue a new one", see="certificates")
     start, end = _period(since, days)
     end = min(end, authority.not_valid_after_utc)  # nobody outlives who vouches for them
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # signs, as TLS 1.3 wants
@@ -302,11 +309,14 @@ def _demand_valid(certificate: x509.Certificate, path: Path, remedy: str) -> Non
     match _when(certificate):
         case "expired":
             since = certificate.not_valid_after_utc
-            raise FedA2LError(f"{path}: the certificate expired on {since:%Y-%m-%d %H:%M} UTC; {remedy}")
+            raise FedA2LError(
+                f"{path}: the certificate expired on {since:%Y-%m-%d %H:%M} UTC; {remedy}", see="certificates"
+            )
         case "not yet valid":
             start = certificate.not_valid_before_utc
             raise FedA2LError(
-                f"{path}: the certificate is valid only from {start:%Y-%m-%d %H:%M} UTC on; is the clock right?"
+                f"{path}: the certificate is valid only from {start:%Y-%m-%d %H:%M} UTC on; is the clock right?",
+                see="certificates",
             )
 
 
@@ -317,34 +327,43 @@ def _paths(folder: Path, name: str) -> tuple[Path, Path]:
 def _demand_absent(*paths: Path) -> None:
     for path in paths:
         if os.path.lexists(path):
-            raise FedA2LError(f"{path}: is there already and is not overwritten; `certs issue --renew` renews a node's")
+            raise FedA2LError(
+                f"{path}: is there already and is not overwritten; `certs issue --renew` renews a node's",
+                see="certificates",
+            )
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise FedA2LError(f"{path}: there is no such file; `feda2l certs init` and `certs issue` make them") from error
+        raise FedA2LError(
+            f"{path}: there is no such file; `feda2l certs init` and `certs issue` make them", see="certificates"
+        ) from error
     except OSError as error:
-        raise FedA2LError(f"{path}: cannot be read: {error.strerror}; who runs the node must own it") from error
+        raise FedA2LError(
+            f"{path}: cannot be read: {error.strerror}; who runs the node must own it", see="certificates"
+        ) from error
 
 
 def _certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read(path))
     except ValueError as error:
-        raise FedA2LError(f"{path}: is not a certificate in PEM") from error
+        raise FedA2LError(f"{path}: is not a certificate in PEM", see="certificates") from error
 
 
 def _private_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(_read(path), None)
     except TypeError as error:
-        raise FedA2LError(f"{path}: the key is encrypted; a node needs it without a password") from error
+        raise FedA2LError(
+            f"{path}: the key is encrypted; a node needs it without a password", see="certificates"
+        ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise FedA2LError(f"{path}: is not a private key in PEM") from error
+        raise FedA2LError(f"{path}: is not a private key in PEM", see="certificates") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise FedA2LError(f"{path}: is not an Ed25519 key; `feda2l certs issue` makes one")
+        raise FedA2LError(f"{path}: is not an Ed25519 key; `feda2l certs issue` makes one", see="certificates")
     return key
 
 
@@ -366,7 +385,7 @@ def _write_pair(certificate: Path, built: x509.Certificate, secret: Path, key: E
         for path, partial in partials.items():
             os.replace(partial, path)
     except OSError as error:
-        raise RunFailed(f"{certificate}: cannot be written: {error.strerror}") from error
+        raise RunFailed(f"{certificate}: cannot be written: {error.strerror}", see="certificates") from error
     finally:
         for partial in partials.values():
             partial.unlink(missing_ok=True)

@@ -180,4 +180,4 @@ def show(*paths: Path) -> None:
 def demand_peers() -> None:
     missing = [name for name in ("cryptography", "zenoh", "blake3", "prometheus_client") if find_spec(name) is None]
     if missing:
-        raise FedA2LError(f"real peers need {' and '.join(missing)}: pip install 'feda2l[peers]'")
+        raise FedA2LError(f"real peers need {' and '.join(missing)}: pip install 'feda2l[peers]'", see="missing-extra")

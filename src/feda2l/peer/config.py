@@ -99,7 +99,7 @@ class NodeConfig(Section):
         for key in ("name", "id"):
             values = [getattr(neighbour, key) for neighbour in neighbours]
             if twice := [value for value in values if values.count(value) > 1]:
-                raise FedA2LError(f"neighbours: {key} = {twice[0]!r} is given twice")
+                raise FedA2LError(f"neighbours: {key} = {twice[0]!r} is given twice", see="node-file")
         return neighbours
 
     @model_validator(mode="after")
@@ -107,7 +107,7 @@ class NodeConfig(Section):
         for neighbour in self.neighbours:
             for key in ("name", "id"):
                 if getattr(neighbour, key) == getattr(self, key):
-                    raise FedA2LError(f"neighbours: {key} = {getattr(self, key)!r} is this node's own")
+                    raise FedA2LError(f"neighbours: {key} = {getattr(self, key)!r} is this node's own", see="node-file")
         return self
 
     @classmethod
@@ -117,13 +117,14 @@ class NodeConfig(Section):
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
-            raise FedA2LError("\n".join(explain(error, origin, cls))) from error
+            raise FedA2LError("\n".join(explain(error, origin, cls)), see="node-file") from error
         except FedA2LError as error:
-            raise FedA2LError(f"{source}: {error}") from error
+            raise FedA2LError(f"{source}: {error}", see="node-file") from error
         if config.security is None and not insecure:
             raise FedA2LError(
                 f"{source}: there is no [security] (ca, certificate, key); make certificates with `feda2l certs`, or "
-                "say --insecure to talk in plaintext to whoever answers"
+                "say --insecure to talk in plaintext to whoever answers",
+                see="certificates",
             )
         return config._below(folder)
 

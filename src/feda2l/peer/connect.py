@@ -20,7 +20,10 @@ def credentials(config: NodeConfig) -> tuple[Authority | None, Identity | None]:
     authority = Authority.load(security.ca)
     identity = Identity.load(security.certificate, security.key, authority)
     if identity.name != config.name:
-        raise FedA2LError(f"{security.certificate}: is the certificate of {identity.name}, this node is {config.name}")
+        raise FedA2LError(
+            f"{security.certificate}: is the certificate of {identity.name}, this node is {config.name}",
+            see="certificates",
+        )
     return authority, identity
 
 

@@ -304,7 +304,8 @@ def _serve(address: str, monitor: Monitor) -> _Server:
     except OSError as error:
         raise FedA2LError(
             f'monitor.address = "{address}": the metrics cannot be served there: {error.strerror}; '
-            "choose another port, or leave the key out to serve none"
+            "choose another port, or leave the key out to serve none",
+            see="port-in-use",
         ) from error
     threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()
     return server
@@ -328,7 +329,9 @@ def _registry(monitor: Monitor) -> "CollectorRegistry":
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
     except ImportError as error:
-        raise FedA2LError("monitor.address needs prometheus_client: pip install 'feda2l[peers]'") from error
+        raise FedA2LError(
+            "monitor.address needs prometheus_client: pip install 'feda2l[peers]'", see="missing-extra"
+        ) from error
     registry = CollectorRegistry(auto_describe=False)  # of this node alone: another may live in the same process
     registry.register(monitor)
     ProcessCollector(registry=registry)  # memory, descriptors and processor time

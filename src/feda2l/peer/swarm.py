@@ -79,7 +79,7 @@ def swarm(spec: Spec, out: Path | None = None, options: Options | None = None) -
         facts = {"wire": options.wire, "secure": not options.insecure, "nodes": [node_facts(state) for state in states]}
         collect(folder, states, assembled.spec, graph, plan=plan, data=options.data, **facts)
     if failed:
-        raise RunFailed(f"{len(failed)} of {len(nodes.members)} nodes failed:\n" + "\n".join(failed))
+        raise RunFailed(f"{len(failed)} of {len(nodes.members)} nodes failed:\n" + "\n".join(failed), see="swarm")
     return Run(out)
 
 
@@ -107,7 +107,7 @@ class Swarm:
             for node in self.nodes:
                 node.end()
         if not any(node.state == "done" for node in self.nodes):
-            raise RunFailed("\n".join(["no node came to the end of the run", *self.failed.values()]))
+            raise RunFailed("\n".join(["no node came to the end of the run", *self.failed.values()]), see="swarm")
         return list(self.failed.values())
 
     def _watch(self) -> None:
@@ -124,7 +124,7 @@ class Swarm:
             if self.failed and not any(node.done_now for node in self.nodes):
                 # nobody got anywhere yet, and who waits for it would wait long
                 self._leave()
-                raise RunFailed("\n".join(["the network did not come up", *self.failed.values()]))
+                raise RunFailed("\n".join(["the network did not come up", *self.failed.values()]), see="swarm")
 
     def _ended(self, node: NodeProcess, code: int) -> None:
         """A process is over: well, as planned, or by itself."""
@@ -219,10 +219,14 @@ class Swarm:
 def _demand_folder(folder: RunFolder, shared: RunFolder, *, resume: bool) -> None:
     if resume and not shared.started:
         raise FedA2LError(
-            f"--out {folder.path}: is not the folder of a swarm (it has no {shared.spec}); choose another"
+            f"--out {folder.path}: is not the folder of a swarm (it has no {shared.spec}); choose another",
+            see="folder-not-empty",
         )
     if not resume and folder.occupied:
-        raise FedA2LError(f"--out {folder.path}: the folder is not empty; go on with --resume or choose another")
+        raise FedA2LError(
+            f"--out {folder.path}: the folder is not empty; go on with --resume or choose another",
+            see="folder-not-empty",
+        )
 
 
 def _refuse_unfit(assembled: Assembled) -> None:

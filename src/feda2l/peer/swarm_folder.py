@@ -91,7 +91,9 @@ class SwarmFolder:
             if not insecure:
                 self._certify()
         except OSError as error:
-            raise RunFailed(f"{error.filename or self.shared.path}: cannot be written: {error.strerror}") from error
+            raise RunFailed(
+                f"{error.filename or self.shared.path}: cannot be written: {error.strerror}", see="cannot-write"
+            ) from error
 
     def forget_keys(self) -> None:
         """Delete every private key, and what is of no use without them."""
@@ -204,7 +206,9 @@ def free_ports(wanted: Sequence[int]) -> list[int]:
                 while others and not take(port := others.pop()):
                     pass
                 if not others:
-                    raise RunFailed(f"there are not enough free ports on {HOST} for {len(wanted)} nodes")
+                    raise RunFailed(
+                        f"there are not enough free ports on {HOST} for {len(wanted)} nodes", see="port-in-use"
+                    )
             ports.append(port)
         return ports
 

@@ -108,7 +108,7 @@ class ZenohTransport:
         try:
             self.session = zenoh.open(zenoh.Config.from_json5(json.dumps(settings)))
         except zenoh.ZError as error:
-            raise RunFailed(f"{self.name} cannot listen on {self.listen}: {error}") from None
+            raise RunFailed(f"{self.name} cannot listen on {self.listen}: {error}", see="port-in-use") from None
         self.askers = {neighbour: _Asker(neighbour) for neighbour in neighbours}
         self.queriers = {}
         for neighbour in neighbours:

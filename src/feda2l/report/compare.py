@@ -83,7 +83,9 @@ def compare(first: Path, second: Path) -> Comparison:
     seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
     if not seeds:
         found = [", ".join(map(str, sorted(own))) for own in by_seed]
-        raise FedA2LError(f"A has seeds {found[0]}, B has seeds {found[1]}: none in common, so nothing can be paired")
+        raise FedA2LError(
+            f"A has seeds {found[0]}, B has seeds {found[1]}: none in common, so nothing can be paired", see="compare"
+        )
     alone = sorted(by_seed[0].keys() ^ by_seed[1].keys())
     if alone:
         notes.add("left out, seeds that only one side has", ", ".join(map(str, alone)))
@@ -101,13 +103,14 @@ def _side(path: Path, notes: Notes) -> list[Figures]:
     curves = read_curves(runs, notes)
     usable = [figures_of(run, curves[run.path]) for run in runs if run.path in curves]
     if not usable:
-        raise FedA2LError(f"{path}: no run could be used\n" + "\n".join(notes.lines()))
+        raise FedA2LError(f"{path}: no run could be used\n" + "\n".join(notes.lines()), see="compare")
     keys = varying_keys([figures.run for figures in usable], Notes())
     if keys:
         kinds = sorted({label(figures.run, keys) for figures in usable})
         raise FedA2LError(
             f"{path}: its runs differ in {', '.join(keys)} ({'; '.join(kinds[:6])}{' ...' * (len(kinds) > 6)}); "
-            "compare needs one method with its seeds on each side, feda2l report shows many"
+            "compare needs one method with its seeds on each side, feda2l report shows many",
+            see="compare",
         )
     return usable
 
@@ -115,12 +118,16 @@ def _side(path: Path, notes: Notes) -> list[Figures]:
 def _check_alike(sides: Sequence[Sequence[Figures]], notes: Notes) -> None:
     first, second = (side[0].run for side in sides)
     if first.metric != second.metric:
-        raise FedA2LError(f"A is scored by {first.metric}, B by {second.metric}: they cannot be compared")
+        raise FedA2LError(
+            f"A is scored by {first.metric}, B by {second.metric}: they cannot be compared", see="compare"
+        )
     for key in SAME:
         if first.keys.get(key) != second.keys.get(key):
             values = f"{first.keys.get(key)} and {second.keys.get(key)}"
             if key == "data.name":
-                raise FedA2LError(f"A and B learn different data ({values}): their scores are not one thing")
+                raise FedA2LError(
+                    f"A and B learn different data ({values}): their scores are not one thing", see="compare"
+                )
             notes.add("differs, so the figures that hang on it are not comparable", f"{key} ({values})")
 
 

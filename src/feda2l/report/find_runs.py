@@ -114,7 +114,7 @@ def find_runs(folders: Sequence[Path], notes: Notes) -> list[FoundRun]:
     found: dict[Path, FoundRun] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise FedA2LError(f"{folder}: is not a folder")
+            raise FedA2LError(f"{folder}: is not a folder", see="no-run")
         for path in sorted(_run_folders(folder, notes)):
             run = _read(path, notes)
             if run is not None:
@@ -124,7 +124,8 @@ def find_runs(folders: Sequence[Path], notes: Notes) -> list[FoundRun]:
         where = ", ".join(map(str, folders))
         why = "\n".join(f"  {line}" for line in notes.lines())
         raise FedA2LError(
-            f"{where}: no finished run (a folder with spec.toml and summary.json)" + (f"\n{why}" if why else "")
+            f"{where}: no finished run (a folder with spec.toml and summary.json)" + (f"\n{why}" if why else ""),
+            see="no-run",
         )
     return sorted(runs, key=lambda run: (run.path.parent, run.name, run.seed))
 

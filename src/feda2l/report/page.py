@@ -39,5 +39,5 @@ def plotly(what: str, extra: str) -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise FedA2LError(f"{what} needs plotly: pip install 'feda2l[{extra}]'") from error
+        raise FedA2LError(f"{what} needs plotly: pip install 'feda2l[{extra}]'", see="missing-extra") from error
     return str(get_plotlyjs())

@@ -25,7 +25,7 @@ def new_figure(columns: int, width: float, height: float, rows: int = 1) -> "tup
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise FedA2LError("figures need matplotlib: pip install 'feda2l[plots]'") from error
+        raise FedA2LError("figures need matplotlib: pip install 'feda2l[plots]'", see="missing-extra") from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(rows * columns)]
@@ -116,4 +116,4 @@ def save_figure(figure: Any, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
     except OSError as error:
-        raise FedA2LError(f"{path}: the figure cannot be written: {error.strerror}") from error
+        raise FedA2LError(f"{path}: the figure cannot be written: {error.strerror}", see="cannot-write") from error

@@ -34,7 +34,7 @@ def read(folders: Sequence[Path], notes: Notes, *, paper: bool = True) -> tuple[
     tables = [table for study in studies_of(runs, folders) for table in tables_of(study, figures, notes, paper=paper)]
     if not tables:
         reasons = "\n".join(f"  {line}" for line in notes.lines())
-        raise FedA2LError(f"{', '.join(map(str, folders))}: no run could be used\n{reasons}")
+        raise FedA2LError(f"{', '.join(map(str, folders))}: no run could be used\n{reasons}", see="no-run")
     return tables, list(figures.values())
 
 
@@ -61,5 +61,5 @@ def report(folders: Sequence[Path], out: Path, *, tensorboard: bool = False, pap
             (out / name).write_text(text, encoding="utf-8")
             files.append(out / name)
     except OSError as error:
-        raise RunFailed(f"--out {out}: the report cannot be written: {error.strerror}") from error
+        raise RunFailed(f"--out {out}: the report cannot be written: {error.strerror}", see="cannot-write") from error
     return Report(tables, figures, left_out, [*files, out / "figures"])

@@ -45,7 +45,7 @@ def write_checkpoint(state: dict[str, Tensor], path: Path) -> None:
         os.close(folder)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise RunFailed(f"{path}: the checkpoint cannot be written: {error.strerror}") from error
+        raise RunFailed(f"{path}: the checkpoint cannot be written: {error.strerror}", see="cannot-write") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -59,7 +59,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         return state
     except (SafetensorError, OSError, ValueError) as error:
         raise FedA2LError(
-            f"{path}: is not a readable checkpoint ({error}); restore it from a copy, or start anew in another folder"
+            f"{path}: is not a readable checkpoint ({error}); restore it from a copy, or start anew in another folder",
+            see="records-damaged",
         ) from error
 
 
@@ -82,7 +83,10 @@ def load(simulation: Simulation, state: dict[str, Tensor], path: Path) -> None:
     for name, values in _views(simulation):
         if name not in state or state[name].shape != values.shape:
             found = list(state[name].shape) if name in state else "nothing"
-            raise FedA2LError(f"{path}: {name} should be {list(values.shape)}, found {found}: it is of another run")
+            raise FedA2LError(
+                f"{path}: {name} should be {list(values.shape)}, found {found}: it is of another run",
+                see="records-damaged",
+            )
         values.copy_(state[name])
     if simulation.algorithm.searches:
         simulation.rebase(simulation.notes["found"].tolist())
@@ -93,7 +97,9 @@ def load(simulation: Simulation, state: dict[str, Tensor], path: Path) -> None:
         )
         simulation.round = int(state["round"])
     except (KeyError, RuntimeError) as error:
-        raise FedA2LError(f"{path}: is not a whole checkpoint of this run: {error} is missing or damaged") from error
+        raise FedA2LError(
+            f"{path}: is not a whole checkpoint of this run: {error} is missing or damaged", see="records-damaged"
+        ) from error
 
 
 def _views(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:

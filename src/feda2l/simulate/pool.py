@@ -83,7 +83,7 @@ class Pool:
         if kind == "mistake":
             raise FedA2LError(value)
         if kind == "error":
-            raise RunFailed(f"a worker process failed:\n{value}")
+            raise RunFailed(f"a worker process failed:\n{value}", see="worker-failed")
         return value
 
     def _dead(self, pipe: Connection) -> None:
@@ -92,7 +92,8 @@ class Pool:
         why = " (killed, perhaps out of memory)" if worker.exitcode == -signal.SIGKILL else ""
         raise RunFailed(
             f"a worker process ended with exit code {worker.exitcode}{why}; nothing before the last checkpoint is "
-            "lost: start again with --resume"
+            "lost: start again with --resume",
+            see="worker-ended",
         ) from None
 
 

@@ -25,7 +25,8 @@ def read_arcs(file: str, nodes: int) -> Iterator[tuple[int, int]]:
         yield from ((i, j) for j in _matrix_row(where, fields, i, nodes))
     if len(lines) != nodes:
         raise FedA2LError(
-            f"topology.file = {file}: the matrix has {len(lines)} rows, data.nodes = {nodes} needs {nodes}"
+            f"topology.file = {file}: the matrix has {len(lines)} rows, data.nodes = {nodes} needs {nodes}",
+            see="topology",
         )
 
 
@@ -34,7 +35,7 @@ def _lines(file: str) -> Iterator[tuple[str, list[str]]]:
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
-        raise FedA2LError(f"topology.file = {file} cannot be read: {error}") from error
+        raise FedA2LError(f"topology.file = {file} cannot be read: {error}", see="topology") from error
     for number, line in enumerate(text.splitlines(), start=1):
         if fields := line.split("#")[0].replace(",", " ").split():
             yield f"topology.file = {file}, line {number}", fields
@@ -42,22 +43,29 @@ def _lines(file: str) -> Iterator[tuple[str, list[str]]]:
 
 def _edge(where: str, fields: list[str], nodes: int) -> tuple[int, int]:
     if len(fields) != 2 or not all(field.isdecimal() for field in fields):
-        raise FedA2LError(f'{where}: "{" ".join(fields)}" is not an edge; write two node ids, as in "0 1"')
+        raise FedA2LError(
+            f'{where}: "{" ".join(fields)}" is not an edge; write two node ids, as in "0 1"', see="topology"
+        )
     i, j = map(int, fields)
     if max(i, j) >= nodes:
-        raise FedA2LError(f"{where}: there is no node {max(i, j)}; with data.nodes = {nodes} ids are 0 to {nodes - 1}")
+        raise FedA2LError(
+            f"{where}: there is no node {max(i, j)}; with data.nodes = {nodes} ids are 0 to {nodes - 1}", see="topology"
+        )
     if i == j:
-        raise FedA2LError(f"{where}: node {i} is linked to itself; leave the line out, a node always hears itself")
+        raise FedA2LError(
+            f"{where}: node {i} is linked to itself; leave the line out, a node always hears itself", see="topology"
+        )
     return i, j
 
 
 def _matrix_row(where: str, fields: list[str], row: int, nodes: int) -> Iterator[int]:
     if len(fields) != nodes:
         raise FedA2LError(
-            f"{where}: {len(fields)} columns; an edge list has 2, a matrix for data.nodes = {nodes} has {nodes}"
+            f"{where}: {len(fields)} columns; an edge list has 2, a matrix for data.nodes = {nodes} has {nodes}",
+            see="topology",
         )
     if row >= nodes:
-        raise FedA2LError(f"{where}: one row too many; a matrix for data.nodes = {nodes} has {nodes}")
+        raise FedA2LError(f"{where}: one row too many; a matrix for data.nodes = {nodes} has {nodes}", see="topology")
     if wrong := [field for field in fields if field not in ("0", "1")]:
-        raise FedA2LError(f'{where}: "{wrong[0]}" in a matrix of 0 and 1')
+        raise FedA2LError(f'{where}: "{wrong[0]}" in a matrix of 0 and 1', see="topology")
     return (j for j, field in enumerate(fields) if field == "1" and j != row)

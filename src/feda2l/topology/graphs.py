@@ -70,14 +70,15 @@ def build(name: str, nodes: int, *, k: int = 7, p: float = 0.3, seed: int = 1, f
     """
     draw, _ = look_up(name, TOPOLOGIES, "topology.name")
     if nodes < 1:
-        raise FedA2LError(f"data.nodes = {nodes}: a network needs at least 1 node")
+        raise FedA2LError(f"data.nodes = {nodes}: a network needs at least 1 node", see="topology")
     if nodes == 1 and name != "file":
         return Topology(name, 1, (((),),), directed=False)
     period = draw(Options(nodes, k, p, seed, file))
     if name != "isolated" and not connected(period):
         raise FedA2LError(
             f'topology.name = "{name}" gives a graph in which some nodes never hear from some others; '
-            f'add edges, or use topology.name = "isolated" for nodes that train alone'
+            f'add edges, or use topology.name = "isolated" for nodes that train alone',
+            see="topology",
         )
     return Topology(name, nodes, period, directed=any(reverse(phase) != phase for phase in period))
 
@@ -107,7 +108,8 @@ def _hypercube(o: Options) -> Period:
     if o.nodes != 1 << size:
         raise FedA2LError(
             f'data.nodes = {o.nodes} is not a power of two, as topology.name = "hypercube" needs; '
-            f"use {1 << size} or {2 << size} nodes"
+            f"use {1 << size} or {2 << size} nodes",
+            see="topology",
         )
     return undirected(o.nodes, ((i, i ^ 1 << j) for i in range(o.nodes) for j in range(size)))
 
@@ -132,7 +134,8 @@ def _columns(nodes: int, name: str) -> int:
     if rows == 1 and nodes > 3:
         raise FedA2LError(
             f'data.nodes = {nodes} is prime, so topology.name = "{name}" could only be a 1 x {nodes} line; '
-            f'use {nodes - 1} or {nodes + 1} nodes, or topology.name = "ring"'
+            f'use {nodes - 1} or {nodes + 1} nodes, or topology.name = "ring"',
+            see="topology",
         )
     return nodes // rows
 
@@ -168,10 +171,11 @@ def _k_regular(o: Options) -> Period:
     if o.nodes * o.k % 2:
         raise FedA2LError(
             f"topology.k = {o.k} with data.nodes = {o.nodes}: nodes x k counts every edge twice and must be even; "
-            f"use k = {o.k - 1 or 2}{f' or {o.k + 1}' if 1 < o.k < o.nodes - 1 else ''}, or one node more"
+            f"use k = {o.k - 1 or 2}{f' or {o.k + 1}' if 1 < o.k < o.nodes - 1 else ''}, or one node more",
+            see="topology",
         )
     if o.k == 1 and o.nodes > 2:
-        raise FedA2LError(f"topology.k = 1 only links {o.nodes} nodes in pairs; use k = 2 or more")
+        raise FedA2LError(f"topology.k = 1 only links {o.nodes} nodes in pairs; use k = 2 or more", see="topology")
 
     def draw(seed: int) -> Period:
         if o.k == 2:  # a connected one is a random cycle; by drawing, it comes about once in sqrt(nodes) times
@@ -195,7 +199,8 @@ def _erdos_renyi(o: Options) -> Period:
     if not 0 < o.p <= 1:
         raise FedA2LError(
             f"topology.p = {o.p} is not a chance above 0 and up to 1; "
-            f"{o.nodes} nodes are likely connected from p = {likely:g}"
+            f"{o.nodes} nodes are likely connected from p = {likely:g}",
+            see="topology",
         )
     return _redraw(
         o,
@@ -220,7 +225,8 @@ def _check_degree(o: Options, name: str) -> None:
     if not 1 <= o.k < o.nodes:
         raise FedA2LError(
             f'topology.k = {o.k}: each of the {o.nodes} nodes (data.nodes) of topology.name = "{name}" '
-            f"has only {o.nodes - 1} others; use k from 1 to {o.nodes - 1}"
+            f"has only {o.nodes - 1} others; use k from 1 to {o.nodes - 1}",
+            see="topology",
         )
 
 
@@ -231,12 +237,15 @@ def _redraw(o: Options, draw: Callable[[int], Period], hint: str) -> Period:
         period = draw(derive_seed(o.seed, round=attempt, purpose="topology"))
         if connected(period):
             return period
-    raise FedA2LError(f"no connected graph in {draws} draws with {hint}")
+    raise FedA2LError(f"no connected graph in {draws} draws with {hint}", see="topology")
 
 
 def _file(o: Options) -> Period:
     if o.file is None:
-        raise FedA2LError('topology.file is missing: topology.name = "file" needs the path of an edge list or a matrix')
+        raise FedA2LError(
+            'topology.file is missing: topology.name = "file" needs the path of an edge list or a matrix',
+            see="topology",
+        )
     return (heard(o.nodes, read_arcs(o.file, o.nodes)),)
 
 

@@ -206,15 +206,17 @@ def build_mixing(topology: Topology, weights: str, samples: Sequence[int], *, pu
     if weights == "metropolis" and topology.directed:
         raise FedA2LError(
             f'topology.weights = "metropolis" needs an undirected graph and topology.name = "{topology.name}" '
-            'is directed; use "uniform" or "samples"'
+            'is directed; use "uniform" or "samples"',
+            see="topology",
         )
     if len(samples) != topology.nodes:
-        raise FedA2LError(f"samples has {len(samples)} entries for data.nodes = {topology.nodes}")
+        raise FedA2LError(f"samples has {len(samples)} entries for data.nodes = {topology.nodes}", see="topology")
     if weights == "samples" and min(samples) < 1:
         empty = next(i for i, n in enumerate(samples) if n < 1)
         raise FedA2LError(
             f'topology.weights = "samples": node {empty} has {samples[empty]} training samples, and needs at least 1; '
-            f'use fewer data.nodes, another data.partition or topology.weights = "uniform"'
+            f'use fewer data.nodes, another data.partition or topology.weights = "uniform"',
+            see="topology",
         )
     counts = np.asarray(samples, dtype=np.int64)
     period = tuple(_weigh(phase, weights, counts, push=push) for phase in topology.period)

@@ -17,12 +17,15 @@ def watch(folder: Path, port: int | None, *, open_browser: bool) -> None:
     """Serve the live page of a folder that is there; runs in it may still be to come."""
     if not folder.is_dir():
         raise FedA2LError(
-            f"{folder}: is not a folder; name a run's, a study's or a swarm's, or a folder in which one will begin"
+            f"{folder}: is not a folder; name a run's, a study's or a swarm's, or a folder in which one will begin",
+            see="no-run",
         )
     try:
         from feda2l.watch.serve import HOST, LiveServer
     except ImportError as error:
-        raise FedA2LError(f"watch needs starlette and uvicorn ({error}): pip install 'feda2l[watch]'") from error
+        raise FedA2LError(
+            f"watch needs starlette and uvicorn ({error}): pip install 'feda2l[watch]'", see="missing-extra"
+        ) from error
     from feda2l.watch.follow import Follower
     from feda2l.watch.page import live_page
 
@@ -56,6 +59,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         why = getattr(error, "strerror", None) or str(error)
         raise FedA2LError(
-            f"--port {port}: cannot be used ({why}); choose another, or leave --port out for a free one"
+            f"--port {port}: cannot be used ({why}); choose another, or leave --port out for a free one",
+            see="port-in-use",
         ) from error
     return listener

@@ -1,0 +1,46 @@
+"""A round in single numbers, as trackers show them: name -> value."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+WORST = {"accuracy": min, "mse": max}
+OF_A_LAYER = ("rate", "multiplier", "sigma", "zeta")
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """The means over nodes, the worst node's score, and each layer's rate and signals.
+
+    A node that was away has none, and what was not measured is left out.
+
+    >>> nodes = {"accuracy": [0.75, None, 0.25]}
+    >>> layers = {"name": ["fc"], "rate": [[0.1], [None], [0.3]]}
+    >>> figures({"round": 2, "accuracy": 0.5, "seconds": 1.5, "nodes": nodes, "layers": layers})
+    {'accuracy': 0.5, 'seconds': 1.5, 'worst_accuracy': 0.25, 'rate/fc': 0.2}
+    """
+    found = {key: value for key, value in record.items() if key != "round" and _is_number(value)}
+    for key, worst in WORST.items():
+        if values := _known(record["nodes"].get(key, ())):
+            found[f"worst_{key}"] = worst(values)
+    layers = record["layers"]
+    for key in OF_A_LAYER:
+        for name, column in zip(layers["name"], zip(*layers.get(key, ()), strict=True), strict=False):
+            if values := _known(column):
+                found[f"{key}/{name}"] = sum(values) / len(values)
+    return found
+
+
+def outcome(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a whole run came to in single values: its status, the final and best score, rounds to the target."""
+    metric = summary.get("metric", "")
+    found = {f"{key}_{metric}": value for key, value in summary.get(metric, {}).items() if _is_number(value)}
+    if (target := summary.get("target")) and target["round"] is not None:
+        found["rounds_to_target"] = target["round"]
+    return {"status": summary["status"], **found}
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

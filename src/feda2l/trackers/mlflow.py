@@ -1,0 +1,65 @@
+"""MLflow: the server of MLFLOW_TRACKING_URI, else `mlflow.db` in the current folder, for `mlflow ui`."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from feda2l.trackers import TrackedRun
+from feda2l.trackers.figures import figures, outcome
+
+PARAMETERS = 100  # MLflow takes no more at once
+ENDED = {"finished": "FINISHED", "diverged": "FAILED", "stopped": "KILLED"}
+# its client tries a server that does not answer for many minutes
+HASTE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+class MlflowTracker:
+    """An MLflow run a run, in the experiment of MLFLOW_EXPERIMENT_NAME (else feda2l). A resumed run goes on in it."""
+
+    def begin(self, run: TrackedRun) -> None:
+        for name, value in HASTE.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every new table
+        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db"))
+        if (known := run.memory.get("id")) is not None:
+            self.id = known
+            self.client.update_run(self.id, status="RUNNING")
+            return
+        self.id = run.memory["id"] = self._new_run(run.spec.name)
+        parameters = [Param(key, str(value)) for key, value in _flat(run.spec.model_dump(exclude_none=True)).items()]
+        for first in range(0, len(parameters), PARAMETERS):
+            self.client.log_batch(self.id, params=parameters[first : first + PARAMETERS])
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(key, value, now, record["round"]) for key, value in figures(record).items()]
+        self.client.log_batch(self.id, metrics=metrics)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        found = outcome(summary)
+        status = found.pop("status")
+        for key, value in found.items():
+            self.client.log_metric(self.id, key, value)
+        self.client.set_terminated(self.id, ENDED[status])
+
+    def _new_run(self, name: str) -> str:
+        wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", "feda2l")
+        there = self.client.get_experiment_by_name(wanted)
+        experiment = there.experiment_id if there else self.client.create_experiment(wanted)
+        identity: str = self.client.create_run(experiment, run_name=name).info.run_id
+        return identity
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys as in `--set`: section.key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
+    return found

@@ -1,0 +1,51 @@
+"""Weights & Biases, offline unless WANDB_MODE says otherwise: files in `RUN/wandb`, for `wandb sync`."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from feda2l.trackers import TrackedRun
+from feda2l.trackers.figures import figures, outcome
+
+
+class WandbTracker:
+    """A W&B run a run; WANDB_PROJECT and the library's other variables hold.
+
+    A resumed run goes on under the id of the first one: offline that is a second folder beside it, and
+    `wandb sync --append` joins them. W&B's process writes in blocks, so a killed run has lost its last rounds there:
+    those since its checkpoint are told again.
+    """
+
+    def begin(self, run: TrackedRun) -> None:
+        import wandb
+
+        if run.memory.get("open"):
+            run.memory["round"] = min(run.memory.get("round", 0), run.round)
+        self.memory = run.memory
+        self.memory["open"] = True
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        identity = run.memory.setdefault("id", secrets.token_hex(4))
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "feda2l"),
+            name=run.spec.name,
+            config=run.spec.model_dump(mode="json", exclude_none=True),
+            dir=run.path,
+            id=identity,
+            mode=mode,
+            resume="allow" if mode == "online" else None,
+            reinit="create_new",  # packed runs are tracked side by side
+            # what the run prints, its code and its machine are not ours to send
+            settings=wandb.Settings(
+                console="off", silent=True, save_code=False, disable_git=True, x_disable_stats=True, x_disable_meta=True
+            ),
+        )
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        self.run.log(figures(record), step=record["round"], commit=True)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        found = outcome(summary)
+        self.run.summary.update(found)
+        self.run.finish(exit_code=int(found["status"] == "diverged"))
+        self.memory["open"] = False
