@@ -220,9 +220,11 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 @app.command(name="list")
 def list_(
-    what: Literal["algorithms", "rates", "topologies", "datasets", "models", "studies", "keys"] | None = None, /
+    what: Literal["algorithms", "rates", "topologies", "networks", "datasets", "models", "studies", "keys"]
+    | None = None,
+    /,
 ) -> None:
-    """What there is: algorithms, rate rules, topologies, data sets, models, studies, keys of a spec."""
+    """What there is: algorithms, rate rules, topologies, networks, data sets, models, studies, keys of a spec."""
     from feda2l.report.catalogue import catalogue
 
     for table in catalogue(what):

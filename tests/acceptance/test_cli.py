@@ -221,7 +221,8 @@ def test_show_partition_prints_and_plots_and_trains_nothing(cli: Cli, spec: str)
         ("topologies", ["full", "ring", "k_regular", "one_peer_exponential", "isolated"]),
         ("datasets", ["digits", "cifar10", "cifar100", "scikit-learn"]),
         ("models", ["mlp", "small_cnn", "cnn", "package.module:Class"]),
-        ("keys", ["rates.base", "training.batch_size", "evaluation.target"]),
+        ("networks", ["home", "mobile", "phones", "network.links", "network.speed"]),
+        ("keys", ["rates.base", "training.batch_size", "evaluation.target", "network.links"]),
     ],
 )
 def test_list_shows_each_kind(kind: str, words: list[str], cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ def test_a_mistake_in_the_spec_is_said_once(tmp_path):
     [
         (4, {}, "data.nodes = 3 on 4 ranks"),
         (2, {"faults": "plan.toml"}, "fault plan is for one process"),
+        (2, {"network": {"participation": 0.7}}, "network.participation: rounds in which some nodes rest"),
         (2, {"model": {"name": "users_models:Failing"}}, "this model cannot"),
         (2, {"runtime": {"device": "cuda"}}, 'runtime.device = "cuda" is not available'),
         (2, {"rates": {"name": "constant", "base": 1e30}}, "the run diverged in round 1"),

@@ -23,9 +23,13 @@ def write_run(
     pack: int = 6,
     nodes: int = 2,
     every_second: float | None = None,
+    simulated: float | None = None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
-    """A run of `nodes` equal nodes on a ring; layers `a` and `b`."""
+    """A run of `nodes` equal nodes on a ring; layers `a` and `b`.
+
+    With `simulated` the last node ends every round so many seconds later, each other one a second before the next.
+    """
     folder.mkdir(parents=True)
     length = len(curve)
     spec: dict[str, Any] = {
@@ -53,6 +57,7 @@ def write_run(
             metric: [value for value in curve for _ in range(nodes)],
             "bytes_sent": [1_000_000] * (length * nodes),
             "disagreement": [1 / round for round in per_round],
+            **({} if simulated is None else {"simulated_seconds": _ends(simulated, length, nodes)}),
         },
         schema_overrides={metric: polars.Float64},
     ).write_parquet(folder / "rounds.parquet")
@@ -78,6 +83,10 @@ def write_run(
         lines = [json.dumps({"round": round, **parts}) for round in range(1, length + 1)]
         (folder / "timings.jsonl").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def _ends(each: float, length: int, nodes: int) -> list[float]:
+    return [each * round - (nodes - 1 - node) for round in range(1, length + 1) for node in range(nodes)]
 
 
 def rising(reaches: int | None, length: int = 10) -> list[float]:

@@ -24,10 +24,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two settings, three rules with a censored seed, one run without layers, one whose data are not at hand."""
     folder = tmp_path_factory.mktemp("page")
     for graph in ("ring", "full"):
-        more = {"topology": {"name": graph}, "data": {"nodes": 6}}
-        write_seeds(folder / "runs" / graph, "constant", [8, None], nodes=6, more=more)
-        write_seeds(folder / "runs" / graph, "step", [6, 7], nodes=6, more=more)
-        write_seeds(folder / "runs" / graph, "feda2l", [3, 4], nodes=6, more=more)
+        more: dict[str, Any] = {"topology": {"name": graph}, "data": {"nodes": 6}}
+        options = {"nodes": 6, "more": more, "simulated": 9.0 if graph == "full" else None}
+        write_seeds(folder / "runs" / graph, "constant", [8, None], **options)
+        write_seeds(folder / "runs" / graph, "step", [6, 7], **options)
+        write_seeds(folder / "runs" / graph, "feda2l", [3, 4], **options)
     (folder / "runs" / "ring" / "constant-1" / "layers.parquet").unlink()
     write_run(folder / "runs" / "other", rising(3), more={"data": {"name": "cifar10"}})
     report([folder / "runs"], folder / "out")
@@ -121,6 +122,27 @@ def test_run_and_node_of_the_heat_maps_can_be_chosen(opened: Callable[..., Any])
     choose(browser, "rates", "node", 3)
     assert browser.execute_script(value) == pytest.approx(4 * first, rel=1e-3)  # sigma is 0.1 (node + 1) / round
     assert first == pytest.approx(0.1, rel=1e-3)
+
+
+def test_curves_are_drawn_against_simulated_seconds_where_all_methods_have_them(opened: Callable[..., Any]) -> None:
+    browser = opened()
+    timed, untimed = (
+        browser.execute_script(f"return data.settings.findIndex(s => {sign}s.methods[0].seconds)") for sign in ("", "!")
+    )
+    shown = "return document.querySelector('#curves .across').offsetParent !== null"
+    across = "const p = document.querySelector('#curves .plot'); return [p.layout.xaxis.title.text, p.data[0].x]"
+    choose(browser, "curves", "setting", untimed)
+    assert not browser.execute_script(shown)
+    choose(browser, "curves", "setting", timed)
+    assert browser.execute_script(shown)
+    assert browser.execute_script(across) == ["round", list(range(1, 11))]
+    browser.execute_script(
+        "const select = document.querySelector('#curves .across'); select.value = 'seconds';"
+        "select.dispatchEvent(new Event('change'))"
+    )
+    assert browser.execute_script(across) == ["simulated seconds", [9 * round for round in range(1, 11)]]
+    choose(browser, "curves", "setting", untimed)
+    assert browser.execute_script(across)[0] == "round"
 
 
 def test_the_legend_toggles_with_the_keyboard(opened: Callable[..., Any]) -> None:

@@ -19,6 +19,7 @@ from feda2l.experiment.alone import Alone, Decision, OutOfTime
 from feda2l.experiment.assemble import Assembled
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.engine import Engine
+from feda2l.simulate.faulty import PartialSimulation
 from feda2l.simulate.pool import default_processes
 from feda2l.simulate.simulation import Simulation
 from feda2l.simulate.simulator import Simulator
@@ -99,5 +100,11 @@ class Crew(Alone):
         if run.faults:
             raise FedA2LError(
                 "faults: a fault plan is for one process; start without torchrun, or without faults", see="torchrun"
+            )
+        if isinstance(run.simulation, PartialSimulation):
+            raise FedA2LError(
+                "network.participation: rounds in which some nodes rest are for one process; start without torchrun, "
+                "or set network.participation = 1",
+                see="torchrun",
             )
         return place(run.simulation.mixing.topology, run.simulation.setting.steps, self.ranks)

@@ -54,7 +54,7 @@ def restore_part(simulation: Sharded, path: Path) -> bool:
 
 def _node_axis(simulation: Sharded, name: str) -> int | None:
     """Along which axis of a checkpoint's tensor the nodes lie."""
-    if name == "round":
+    if name in ("round", "clock"):  # every rank has the whole network's time
         return None
     return simulation.rate_axes.get(name.removeprefix(RATES)) if name.startswith(RATES) else 0
 

@@ -1,11 +1,12 @@
 """From a spec to a simulation: data dealt to nodes, a model, a graph, a rate rule; every mistake is found here."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,11 +23,15 @@ from feda2l.faults.schedule import Schedule
 from feda2l.imports import import_object
 from feda2l.layers import Layer, find_layers
 from feda2l.models import build
+from feda2l.network import Clock, Participation
+from feda2l.network.links import DrawnLinks, ListedLinks
+from feda2l.network.nodes import speeds, uplinks
+from feda2l.network.profiles import LINKS, LinkProfile
 from feda2l.randomness import derive_seed
 from feda2l.rates import Setting
 from feda2l.round.train import Loss, Training
 from feda2l.simulate.engine import Engine, Member
-from feda2l.simulate.faulty import FaultySimulation
+from feda2l.simulate.faulty import FaultySimulation, PartialSimulation
 from feda2l.simulate.population import Population, averaged_buffers
 from feda2l.simulate.simulation import Simulation
 from feda2l.topology import Mixing, Topology, build_mixing
@@ -45,6 +50,7 @@ class Assembled:
     dataset: Dataset
     device: torch.device
     faults: FaultPlan | None = None
+    links: ListedLinks | None = None
 
 
 class Place(NamedTuple):
@@ -103,8 +109,19 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
     mixing = _mixing(spec, graph, samples) if place is None else build_mixing(graph, topology.weights, samples)
     # one node's faults are its process's part
     faults = FaultPlan.load(spec.faults, len(ids)) if spec.faults and place is None else None
+    # so is the time that it takes
+    partly, links, clock = _network(spec, graph, training, samples) if place is None else (None, None, None)
+    if faults and (partly or clock):
+        raise FedA2LError(
+            "faults and network: a plan says who is there, and how long others wait for who is not is not simulated; "
+            "leave one of them out"
+        )
     # a plan in which nothing fails leaves every byte as it is without one
-    kind = partial(FaultySimulation, schedule=Schedule(faults, mixing, samples)) if faults else Simulation
+    kind: Callable[..., Simulation] = Simulation
+    if faults:
+        kind = partial(FaultySimulation, schedule=Schedule(faults, mixing, samples))
+    elif partly:
+        kind = partial(PartialSimulation, schedule=Schedule(partly, mixing, samples))
     simulation = kind(
         name=spec.name,
         rounds=spec.rounds,
@@ -120,8 +137,9 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
         every=spec.evaluation.every,
         on=spec.evaluation.on,
         network=len(ids) if place is None else place.nodes,
+        clock=clock,
     )
-    return Assembled(spec, simulation, model, dataset, data.device, faults)
+    return Assembled(spec, simulation, model, dataset, data.device, faults, links)
 
 
 def populate(runs: Sequence[Assembled]) -> Engine:
@@ -194,6 +212,28 @@ def _setting(
         near_steps=tuple(tuple(steps[j] for j in mixing.row(node)[0]) for node in range(len(ids))),
         sizes=tuple(sum(sizes[tensor] for tensor in layer.tensors) for layer in layers),
     )
+
+
+def _network(
+    spec: Spec, graph: Topology, training: Training, samples: list[int]
+) -> tuple[Participation | None, ListedLinks | None, Clock | None]:
+    """Who takes part where not all do, the links of a file, and the clock where anything takes time."""
+    network, nodes = spec.network, graph.nodes
+    if network is None:
+        return None, None, None
+    partly = Participation.of(network.participation, network.min_nodes, nodes, spec.seed)
+    if not network.timed:
+        return partly, None, None
+    profile = LINKS[network.links] if network.links else LinkProfile("no cost", 0.0)
+    if network.latency_ms is not None:
+        profile = profile._replace(latency_ms=network.latency_ms, latency_spread=0.0)
+    if network.bandwidth_mbit is not None:
+        profile = profile._replace(bandwidth_mbit=network.bandwidth_mbit, bandwidth_spread=0.0)
+    listed = ListedLinks.read(network.file, nodes) if network.file else None
+    gradients = np.array([training.gradients(count) for count in samples], dtype=np.float64)
+    work = 1e-3 * (network.compute_ms or 0.0) * gradients / speeds(network.speed, nodes, network.seed)
+    uplink = uplinks(network.uplink_mbit, profile, nodes, network.seed)
+    return partly, listed, Clock(graph, work, listed or DrawnLinks(profile, network.seed), uplink)
 
 
 def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:

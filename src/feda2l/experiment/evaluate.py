@@ -19,6 +19,9 @@ def evaluate(path: str | Path, data: str | Path | None = None) -> dict[str, Any]
     spec = done.spec
     if spec.faults:  # the folder's own copy: the plan itself may have gone
         spec = spec.model_copy(update={"faults": str(done.folder.faults)})
+    if spec.network and spec.network.file:
+        network = spec.network.model_copy(update={"file": str(done.folder.links)})
+        spec = spec.model_copy(update={"network": network})
     assembled = assemble(spec, Loaded.of(dataset, find_device(done.spec.runtime)))
     engine = populate([assembled])
     restore(assembled.simulation, checkpoint)

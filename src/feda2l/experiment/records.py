@@ -11,13 +11,21 @@ from typing import Any
 from feda2l.errors import Busy, FedA2LError, RunFailed
 
 SCORES = ("accuracy", "mse", "mae", "test_loss")
-MAIL = ("heard", "rejected")  # messages of others, under a fault plan
-ROUND_COLUMNS = ("train_loss", *SCORES, *(f"local_{name}" for name in SCORES), "bytes_sent", *MAIL)
+MAIL = ("heard", "rejected")  # messages of others, where some may be away
+ROUND_COLUMNS = (
+    "train_loss",
+    *SCORES,
+    *(f"local_{name}" for name in SCORES),
+    "bytes_sent",
+    "simulated_seconds",
+    *MAIL,
+)
 MULTIPLIERS = ("multiplier_min", "multiplier_max", "multiplier_change")
 MEAN_MODEL = ("mean_model_accuracy", "mean_model_mse", "mean_model_mae", "mean_model_loss")
 RUN_COLUMNS = (*MEAN_MODEL, "disagreement", *MULTIPLIERS)
 # of a round without evaluation
-UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", *MULTIPLIERS, *MAIL, "nodes", "layers"}
+UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", "simulated_seconds", *MULTIPLIERS, *MAIL}
+UNSCORED |= {"nodes", "layers"}
 LAYER_COLUMNS = ("rate", "multiplier", "sigma", "zeta")
 
 
@@ -30,6 +38,7 @@ class RunFolder:
         self.rounds, self.timings = path / "rounds.jsonl", path / "timings.jsonl"
         self.checkpoint, self.search = path / "checkpoint.safetensors", path / "search.json"
         self.faults = path / "faults.toml"  # a copy of the fault plan, where there is one
+        self.links = path / "links.csv"  # and of the network's links, where a file lists them
         self.rounds_table, self.layers_table = path / "rounds.parquet", path / "layers.parquet"
         self._lock: int | None = None
 

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.data import CATALOG
@@ -18,6 +27,7 @@ from feda2l.imports import import_object
 from feda2l.layers import Granularity
 from feda2l.models import MODELS
 from feda2l.names import look_up
+from feda2l.network.profiles import LINKS, SPEEDS
 from feda2l.rates import RULES, Rule
 from feda2l.rates.feda2l import DEEP, FedA2LRule
 from feda2l.topology import TOPOLOGIES
@@ -27,6 +37,22 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 T = TypeVar("T")
+
+
+def _speed(value: Any) -> float | str | tuple[float, ...]:
+    return value if isinstance(value, str) else _per_node(value, "network.speed")
+
+
+def _uplink(value: Any) -> float | tuple[float, ...] | None:
+    return None if value is None else _per_node(value, "network.uplink_mbit")
+
+
+def _per_node(value: Any, key: str) -> float | tuple[float, ...]:
+    """A number above 0, or a list of such."""
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(one, int | float) or isinstance(one, bool) or not 0 < one < float("inf"):
+            raise FedA2LError(f"{key} = {one!r}: must be a number above 0, or a list with one for each node")
+    return tuple(map(float, value)) if isinstance(value, list | tuple) else float(value)
 
 
 class Section(BaseModel):
@@ -216,6 +242,48 @@ class RuntimeSpec(Section):
     checkpoint_seconds: NotNegative = Field(default=60.0, description="time between checkpoints")
 
 
+class NetworkSpec(Section):
+    """What the simulated network is like. Keys that are about time give the run simulated seconds."""
+
+    participation: Share = Field(default=1.0, description="share of the nodes that take part, drawn every round")
+    min_nodes: Count = Field(default=2, description="at least so many take part")
+    compute_ms: NotNegative | None = Field(
+        default=None, description="milliseconds that the gradient of one sample takes at speed 1; unless told none"
+    )
+    speed: Annotated[float | str | tuple[float, ...], PlainValidator(_speed)] = Field(
+        default=1.0, description="of the nodes: one number, one each, or uniform, computers or phones"
+    )
+    links: str | None = Field(default=None, description="lan, wan, home or mobile: latencies and bandwidths are drawn")
+    latency_ms: NotNegative | None = Field(default=None, description="of every link, in place of what links says")
+    bandwidth_mbit: Positive | None = Field(default=None, description="of every link; unless told nothing limits it")
+    uplink_mbit: Annotated[float | tuple[float, ...] | None, PlainValidator(_uplink)] = Field(
+        default=None, description="of a node, shared by the messages that it sends: one number, or one each"
+    )
+    file: str | None = Field(default=None, description="a CSV file of links: from,to,latency_ms,mbit")
+    seed: int = Field(default=1, ge=0, description="of what is drawn for nodes and links")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.links is not None:
+            look_up(self.links, LINKS, "network.links")
+        if isinstance(self.speed, str):
+            look_up(self.speed, SPEEDS, "network.speed")
+        if self.speed != 1 and self.compute_ms is None:
+            raise FedA2LError(
+                "network.speed says how fast nodes compute, but nothing what that takes; set network.compute_ms too"
+            )
+        for key in ("links", "latency_ms", "bandwidth_mbit"):
+            if self.file is not None and getattr(self, key) is not None:
+                raise FedA2LError(f"network.{key} and network.file both say what links are like; leave one of them out")
+        return self
+
+    @property
+    def timed(self) -> bool:
+        """Does anything take time?"""
+        costs = (self.compute_ms, self.links, self.latency_ms, self.bandwidth_mbit, self.uplink_mbit, self.file)
+        return any(cost is not None for cost in costs)
+
+
 class Spec(Section):
     """A whole run. Every key has a default, so a file holds only what differs."""
 
@@ -234,6 +302,7 @@ class Spec(Section):
     rates: RatesSpec = Field(default_factory=RatesSpec)
     training: TrainingSpec = Field(default_factory=TrainingSpec)
     evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
+    network: NetworkSpec | None = None
     runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
     _source: Source = PrivateAttr(default_factory=Source)
 

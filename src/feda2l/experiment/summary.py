@@ -10,6 +10,7 @@ from feda2l.data.series import Series, naive_errors
 from feda2l.experiment.assemble import Assembled
 from feda2l.experiment.metrics import best_value, rounds_to_grid, rounds_to_target
 from feda2l.experiment.records import RunFolder
+from feda2l.simulate.faulty import PartialSimulation
 
 
 def write_summary(
@@ -51,10 +52,16 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
         summary["naive"] = naive(assembled.dataset, by_node=simulation.member.tests is not None)
     if simulation.algorithm.searches:
         summary["search"] = {"rates": simulation.notes["found"].tolist(), "rounds": search_rounds(assembled)}
-    if assembled.faults:
+    if simulation.clock is not None:
+        summary["simulated_seconds"] = records[-1]["simulated_seconds"] if records else 0.0
+    if assembled.faults or isinstance(simulation, PartialSimulation):
         heard = [count for record in records for count in record["nodes"]["heard"]]
         rejected = [count for record in records for count in record["nodes"]["rejected"] if count]
-        summary["faults"] = {"missed": heard.count(None), "alone": heard.count(0), "rejected": sum(rejected)}
+        missed = {"missed": heard.count(None), "alone": heard.count(0)}
+        if assembled.faults:
+            summary["faults"] = {**missed, "rejected": sum(rejected)}
+        else:
+            summary["participation"] = missed
     if simulation.diverged:
         where = simulation.diverged
         summary["diverged"] = {"round": where.round, "node": where.node, "layer": where.layer}
@@ -67,6 +74,8 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
             "every": spec.evaluation.every,
             "round": reached,
         }
+        if reached and simulation.clock is not None:
+            summary["target"]["simulated_seconds"] = records[reached - 1]["simulated_seconds"]
         if reached and "search" in summary:
             summary["target"]["round_with_search"] = reached + summary["search"]["rounds"]
         # packed runs share the machine: their seconds are not their own

@@ -112,6 +112,10 @@ class FaultPlan:
             return ended[0]
         return "with_own" if any(fault.round == round for fault in self._of("rejoin", node)) else None
 
+    def alike(self, round: int) -> tuple[bool, ...]:
+        """Which faults hold, and who is away: rounds in which these are the same are alike."""
+        return (*(fault.holds(round) for fault in self.faults), *(self.away(node, round) for node in self.absences))
+
     @property
     def returns(self) -> bool:
         """Does a node ever take up the network's model again?"""

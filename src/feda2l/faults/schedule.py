@@ -1,13 +1,32 @@
-"""A fault plan on a network: who is there in a round, whom each hears, and with which weights."""
+"""Absences on a network: who is there in a round, whom each hears, and with which weights."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from feda2l.faults.plan import FaultPlan, Return
+from feda2l.faults.plan import Return
 from feda2l.topology import Mixing
 from feda2l.topology.row import Voice, mean_weights, row_weights
+
+
+class Attendance(Protocol):
+    """Who is there in a round and what comes through: a fault plan says so, or a draw of those who take part."""
+
+    @property
+    def returns(self) -> bool:
+        """Does a node ever take up the network's model again?"""
+        ...
+
+    def alike(self, round: int) -> Hashable:
+        """Rounds with equal values are alike in all that is said here."""
+        ...
+
+    def away(self, node: int, round: int) -> bool: ...
+    def hears(self, node: int, sender: int, round: int) -> bool: ...
+    def reaches(self, sender: int, listener: int, round: int) -> bool: ...
+    def rejects(self, node: int, sender: int, round: int) -> bool: ...
+    def rejoins(self, node: int, round: int) -> Return | None: ...
 
 
 class Comeback(NamedTuple):
@@ -32,16 +51,15 @@ class Round(NamedTuple):
 class Schedule:
     """The rounds of a network under a plan."""
 
-    def __init__(self, plan: FaultPlan, mixing: Mixing, samples: Sequence[int]) -> None:
+    def __init__(self, plan: Attendance, mixing: Mixing, samples: Sequence[int]) -> None:
         self.plan, self.mixing, self.samples = plan, mixing, samples
         self.nodes = mixing.topology.nodes
         self._last: tuple[object, Round] | None = None
         self._voices: dict[int, list[Voice]] = {}  # of all nodes, by phase
 
     def round(self, number: int) -> Round:
-        """Rounds in which the same faults hold are computed once."""
-        holds = (*(fault.holds(number) for fault in self.plan.faults), *map(bool, self._away(number)))
-        key = self.mixing.topology.phase(number), holds
+        """Rounds that are alike are computed once."""
+        key = self.mixing.topology.phase(number), self.plan.alike(number)
         if self._last is None or self._last[0] != key:
             self._last = key, self._make(number)
         return self._last[1]
@@ -67,9 +85,6 @@ class Schedule:
     def spoke(self, node: int, number: int) -> bool:
         """Did the node ever publish a message, up to this round?"""
         return any(not self.plan.away(node, round) for round in range(number, 0, -1))
-
-    def _away(self, number: int) -> list[bool]:
-        return [self.plan.away(node, number) for node in self.plan.absences]
 
     def _make(self, number: int) -> Round:
         plan, mixing = self.plan, self.mixing

@@ -6,8 +6,18 @@ from feda2l.experiment.spec import Spec
 from feda2l.peer.config import NodeConfig
 
 
+def refuse_network(spec: Spec) -> None:
+    """Refuse a simulated network: the real one takes the time that it takes."""
+    if spec.network is not None:
+        raise FedA2LError(
+            "network: is what the simulator makes up, and real peers have a network of their own; leave [network] out "
+            "(feda2l run simulates it)"
+        )
+
+
 def refuse_unfit(spec: Spec, config: NodeConfig) -> None:
     """Refuse a spec that a node cannot keep to when it knows only its neighbours."""
+    refuse_network(spec)
     algorithm, weights = spec.algorithm.algorithm, spec.topology.weights
     name = f'algorithm.name = "{spec.algorithm.name}"'
     one_way = [neighbour.name for neighbour in config.neighbours if neighbour.direction != "both"]

@@ -17,6 +17,7 @@ from feda2l.experiment.resume import check_same_faults, check_same_run, continue
 from feda2l.experiment.run import Run
 from feda2l.experiment.spec import Spec
 from feda2l.faults.plan import Fault, FaultPlan
+from feda2l.peer.check import refuse_network
 from feda2l.peer.collect import collect
 from feda2l.peer.join_records import node_facts
 from feda2l.peer.swarm_folder import SwarmFolder, unused_folder
@@ -231,6 +232,7 @@ def _demand_folder(folder: RunFolder, shared: RunFolder, *, resume: bool) -> Non
 
 def _refuse_unfit(assembled: Assembled) -> None:
     graph, spec = assembled.simulation.mixing.topology, assembled.spec
+    refuse_network(spec)
     where = f'topology.name = "{spec.topology.name}"'
     if spec.data.nodes < 2:
         raise FedA2LError(f"data.nodes = {spec.data.nodes}: a swarm has at least 2 nodes")

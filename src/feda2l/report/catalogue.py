@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 from rich.table import Table
 
@@ -11,6 +11,7 @@ from feda2l.data import CATALOG
 from feda2l.experiment.spec import NamedSection, Section, Spec
 from feda2l.experiment.study import Study, shipped
 from feda2l.models import MODELS
+from feda2l.network.profiles import LINKS, SPEEDS
 from feda2l.rates import RULES
 from feda2l.rates.feda2l import FedA2LRule
 from feda2l.topology import TOPOLOGIES
@@ -53,6 +54,14 @@ def catalogue(what: str | None = None) -> list[Table]:
                 (OWN, "your own torch.nn.Module"),
             ],
         ),
+        "networks": lambda: _table(
+            "networks",
+            ("name", "key", "what it is"),
+            [
+                *((name, "network.links", profile.summary) for name, profile in LINKS.items()),
+                *((name, "network.speed", profile.summary) for name, profile in SPEEDS.items()),
+            ],
+        ),
         "studies": lambda: _table("studies", ("name", "what it is", "runs", "rounds"), _studies()),
         "keys": lambda: _table("keys of a spec", ("key", "default", "what it is"), _keys()),
     }
@@ -78,7 +87,8 @@ def _studies() -> Iterable[tuple[str, str, str, str]]:
 def _keys() -> Iterable[tuple[str, str, str]]:
     """Every key of a spec with its default; what is empty is left out of a resolved spec."""
     for name, field in Spec.model_fields.items():
-        section = field.annotation
+        # a section that may be left out is `Section | None`
+        section = next((kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation)
         if not (isinstance(section, type) and issubclass(section, Section)):
             yield name, str(field.default), field.description or ""
             continue

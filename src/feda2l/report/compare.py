@@ -143,6 +143,7 @@ def _measures(pairs: list[tuple[Figures, Figures]]) -> list[Measure]:
         came = any(value is not None for own in reached for value in own)
         test = paired_test(never[0], never[1]) if came else None
         name = f"rounds to {target_words(run.target, falls=falls)}".replace("to target ", "to ")
+        measures += _simulated(pairs, f"simulated seconds to {name.removeprefix('rounds to ')}", test is not None)
         measures.append(Measure(name, words[0], words[1], test, True, " rounds"))
         measures.append(_of(pairs, "seconds to it", lambda f: f.seconds, lambda v: _mean_words(v, " s"), True, " s"))
     scale = 100 if metric == "accuracy" else 1
@@ -151,6 +152,22 @@ def _measures(pairs: list[tuple[Figures, Figures]]) -> list[Measure]:
         get: Callable[[Figures], float | None] = lambda f, what=what: getattr(f, what)  # type: ignore[misc]  # noqa: E731
         measures.append(_of(pairs, name, get, lambda v: score_words(v, metric), falls, unit, scale))
     return measures
+
+
+def _simulated(pairs: list[tuple[Figures, Figures]], name: str, came: bool) -> list[Measure]:
+    """Seconds on the simulated network, where both sides have one: there they are what faster means, so they are first.
+
+    As with rounds, a seed that never came counts as one round too many.
+    """
+    if any(side.curve.seconds is None for sides in pairs for side in sides):
+        return []
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    reach = [rounds_over_seeds([figures.simulated for figures in side]) for side in sides]
+    in_all = max(figures.simulated_in_all or 0.0 for side in sides for figures in side)
+    words = [rounds_words(own, f"{in_all:.2f}", digits=2) for own in reach]
+    never = [[_simulated_or_never(figures) for figures in side] for side in sides]
+    test = paired_test(never[0], never[1]) if came else None
+    return [Measure(name, words[0], words[1], test, True, " s")]
 
 
 def _of(
@@ -173,6 +190,12 @@ def _of(
 def _mean_words(values: list[float], unit: str) -> str:
     mean, std = mean_and_std(values)
     return f"{mean:.1f}" + (f" ± {std:.1f}" if len(values) > 1 else "") + unit
+
+
+def _simulated_or_never(figures: Figures) -> float:
+    if figures.simulated is not None:
+        return figures.simulated
+    return (figures.simulated_in_all or 0.0) + (figures.simulated_a_round or 0.0)
 
 
 def _or_never(figures: Figures) -> float:

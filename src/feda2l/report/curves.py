@@ -14,6 +14,7 @@ from feda2l.report.find_runs import FoundRun, Notes
 
 Floats = NDArray[np.float64]
 OPTIONAL = ("disagreement", "bytes_sent", "train_loss")
+SIMULATED = "simulated_seconds"
 DECIMALS = 12  # a mean of ten equal numbers may differ from them in the last bit, and a target must not hang on it
 
 
@@ -25,6 +26,7 @@ class Curve:
     disagreement: Floats
     bytes_sent: Floats  # of all nodes together
     last: Floats  # every node's score when it was last measured
+    seconds: Floats | None = None  # simulated, when the last node had completed the round; None: no time is simulated
 
 
 def read_curves(runs: Sequence[FoundRun], notes: Notes) -> dict[Path, Curve]:
@@ -119,6 +121,9 @@ def _by_round(rows: polars.LazyFrame, metric: str) -> polars.LazyFrame:
     totals = [column("score").mean(), column("score").alias("nodes")]
     totals += [column("disagreement").first()] if "disagreement" in there else []
     totals += [column("bytes_sent").sum()] if "bytes_sent" in there else []
+    if SIMULATED in there:
+        wanted.append(column(SIMULATED).cast(polars.Float64))
+        totals.append(column(SIMULATED).max())
     return rows.select(wanted).sort("round", "node").group_by("round", maintain_order=True).agg(totals)
 
 
@@ -152,4 +157,5 @@ def _curve(frame: polars.DataFrame) -> Curve:
         disagreement=whole("disagreement"),
         bytes_sent=whole("bytes_sent"),
         last=last.cast(polars.Float64).to_numpy(),
+        seconds=whole(SIMULATED) if SIMULATED in frame.columns else None,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars
 
-from feda2l.report.curves import Floats, read_layers
+from feda2l.report.curves import Floats, mean_of, read_layers
 from feda2l.report.layout import label
 from feda2l.report.metrics import mean_and_std
 from feda2l.report.plots import new_figure, save_figure
@@ -32,6 +32,8 @@ def draw_all(tables: Sequence[ResultTable], folder: Path) -> list[str]:
         for contest in table.contests[:MOST_CONTESTS]:
             name = front + _slug("curves", contest.block, contest.column)
             _curves(table, contest, folder / name)
+            if any(cell.simulated for cell in contest.cells):
+                _curves(table, contest, folder / f"{name}-seconds", seconds=True)
         if len(table.contests) > MOST_CONTESTS:
             missing.append(
                 f"curves of {len(table.contests) - MOST_CONTESTS} of {len(table.contests)} settings of {table.title}"
@@ -61,11 +63,20 @@ def steepest_layers(run_layers: polars.DataFrame, count: int = 3) -> tuple[int, 
     return node, means.filter(polars.col("node") == node)["layer"].head(count).to_list()
 
 
-def _curves(table: ResultTable, contest: Contest, path: Path) -> None:
+def seeds_seconds(cell: Cell) -> Floats | None:
+    """Simulated seconds of each round, mean over the sound seeds; None where one has none."""
+    times = [figures.curve.seconds for figures in cell.sound if figures.curve.seconds is not None]
+    return mean_of(times) if len(times) == len(cell.sound) else None
+
+
+def _curves(table: ResultTable, contest: Contest, path: Path, *, seconds: bool = False) -> None:
+    """Scores over rounds, or over simulated seconds."""
     figure, (axes,) = new_figure(1, 7, 4.5)
     for cell in contest.cells:
-        _draw_band(axes, cell, table.metric, cell.row)
-    _decorate(axes, contest, table.metric, "round")
+        across = seeds_seconds(cell) if seconds else None
+        if across is not None or not seconds:
+            _draw_band(axes, cell, table.metric, cell.row, across)
+    _decorate(axes, contest, table.metric, "simulated seconds" if seconds else "round")
     _save(figure, path)
 
 
@@ -78,15 +89,16 @@ def draw_bands(cells: Sequence[Cell], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _draw_band(axes: "Axes", cell: Cell, metric: str, name: str) -> None:
+def _draw_band(axes: "Axes", cell: Cell, metric: str, name: str, across: Floats | None = None) -> None:
     middle, low, high = seeds_band(cell)
+    x = np.arange(1, len(middle) + 1) if across is None else across
     at = np.flatnonzero(~np.isnan(middle))
     at = at[:: max(len(at) // POINTS, 1)]
     scale = 100 if metric == "accuracy" else 1
-    (line,) = axes.plot(at + 1, scale * middle[at], label=name, linewidth=1.4)
+    (line,) = axes.plot(x[at], scale * middle[at], label=name, linewidth=1.4)
     if len(cell.seeds) > 1:
         color = line.get_color()
-        axes.fill_between(at + 1, scale * low[at], scale * high[at], alpha=0.13, color=color, linewidth=0)
+        axes.fill_between(x[at], scale * low[at], scale * high[at], alpha=0.13, color=color, linewidth=0)
 
 
 def _decorate(axes: "Axes", contest: Contest, metric: str, across: str) -> None:

@@ -15,8 +15,9 @@ class RoundsToTarget(NamedTuple):
     std: float | None  # of the sample
 
 
-def rounds_over_seeds(rounds: Sequence[int | None]) -> RoundsToTarget:
-    """
+def rounds_over_seeds(rounds: Sequence[float | None]) -> RoundsToTarget:
+    """Rounds, or seconds, of every seed.
+
     >>> rounds_over_seeds([12, None, 14])
     RoundsToTarget(reached=2, runs=3, median=14, mean=None, std=None)
     """

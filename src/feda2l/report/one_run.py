@@ -56,8 +56,14 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
             f"faults: {faults['missed']} rounds of nodes missed, {faults['alone']} spent alone, "
             f"{faults['rejected']} messages refused"
         )
+    if partly := summary.get("participation"):
+        lines.append(f"participation: {partly['missed']} rounds of nodes rested, {partly['alone']} spent alone")
+    if (simulated := summary.get("simulated_seconds")) is not None:
+        each = simulated / max(summary["rounds"], 1)
+        lines.append(f"simulated time on this network: {simulated:,.1f} s, {each:.3g} s a round")
     if (target := summary.get("target")) and target["round"]:
         time = f" after {target['seconds']:.1f} s" if "seconds" in target else ""
+        time += f" ({target['simulated_seconds']:,.1f} simulated s)" if "simulated_seconds" in target else ""
         lines.append(f"target {target[metric]:g} reached in round {target['round']}{time}")
     seconds = summary["seconds"]
     parts = ", ".join(f"{part} {seconds[part]:.1f}" for part in seconds)

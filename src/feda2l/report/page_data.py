@@ -12,7 +12,7 @@ import polars
 from feda2l.errors import FedA2LError
 from feda2l.experiment.spec import Spec
 from feda2l.report.curves import Floats, mean_of, read_layers
-from feda2l.report.figures import seeds_band
+from feda2l.report.figures import seeds_band, seeds_seconds
 from feda2l.report.find_runs import FoundRun
 from feda2l.report.results import Cell, Contest, ResultTable
 from feda2l.report.sheets import Sheet, setting_of, sheets_of
@@ -82,6 +82,7 @@ def _setting(table: ResultTable, contest: Contest, *, several: bool) -> dict[str
 
 def _method(contest: Contest, cell: Cell) -> dict[str, Any]:
     middle, low, high = seeds_band(cell)
+    seconds = seeds_seconds(cell)
     at = _thin(np.flatnonzero(~np.isnan(middle)))
     distance = mean_of([figures.curve.disagreement for figures in cell.sound])
     there = _thin(np.flatnonzero(~np.isnan(distance)))
@@ -97,6 +98,7 @@ def _method(contest: Contest, cell: Cell) -> dict[str, Any]:
         "role": cell.role,
         "seeds": len(cell.seeds),
         "x": (at + 1).tolist(),
+        **({} if seconds is None else {"seconds": numbers(seconds[at])}),
         "mean": numbers(middle[at]),
         "low": numbers(low[at]),
         "high": numbers(high[at]),

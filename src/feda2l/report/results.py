@@ -64,6 +64,13 @@ class Cell:
         return rounds_over_seeds([figures.reached for figures in self.seeds])
 
     @cached_property
+    def simulated(self) -> RoundsToTarget | None:
+        """Simulated seconds to the target; None where a seed has no simulated time."""
+        if any(figures.curve.seconds is None for figures in self.seeds):
+            return None
+        return rounds_over_seeds([figures.simulated for figures in self.seeds])
+
+    @cached_property
     def curve_averaged(self) -> int | None:
         """As the paper counts: the seeds' mean curve, smoothed, its first round at the target.
 
@@ -111,6 +118,16 @@ class Contest:
     def place(self, cell: Cell) -> int | None:
         """1 for the fastest, 2 for the next; equal ones share a place; None for the rest, and who never came."""
         return _place(self.rounds(cell), map(self.rounds, self.cells))
+
+    def simulated_place(self, cell: Cell) -> int | None:
+        """The same for simulated seconds."""
+        return _place(self._simulated(cell), map(self._simulated, self.cells))
+
+    def _simulated(self, cell: Cell) -> float:
+        if cell.simulated is None:
+            return NEVER
+        value = cell.simulated.median if self.by == "median" else cell.simulated.mean
+        return NEVER if value is None else value
 
     def best_place(self, cell: Cell) -> int | None:
         """The same for the best score."""

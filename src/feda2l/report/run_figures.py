@@ -34,6 +34,22 @@ class Figures:
         return None if cost is None else float(cost)
 
     @property
+    def simulated(self) -> float | None:
+        """Simulated seconds to the target; None where it was not reached, or no time is simulated."""
+        if self.curve.seconds is None or self.reached is None:
+            return None
+        return float(self.curve.seconds[self.reached - 1])
+
+    @property
+    def simulated_in_all(self) -> float | None:
+        """Simulated seconds of all rounds."""
+        return None if self.curve.seconds is None else float(self.curve.seconds[-1])
+
+    @property
+    def simulated_a_round(self) -> float | None:
+        return None if self.simulated_in_all is None else self.simulated_in_all / len(self.curve.score)
+
+    @property
     def sent(self) -> float | None:
         total = float(np.nansum(self.curve.bytes_sent))
         return total or None

@@ -33,7 +33,8 @@ class Sheet:
 def sheets_of(table: ResultTable) -> list[Sheet]:
     """Rounds to the target, scores, every figure of every method, and rounds to a grid of targets."""
     sheets = [rounds_sheet(table)] if _has_target(table) else []
-    return [*sheets, scores_sheet(table), *time_sheets(table), details_sheet(table), *grid_sheets(table)]
+    times = [*simulated_sheets(table), *time_sheets(table)]
+    return [*sheets, scores_sheet(table), *times, details_sheet(table), *grid_sheets(table)]
 
 
 def setting_of(table: ResultTable) -> str:
@@ -67,7 +68,7 @@ def target_words(target: float, *, falls: bool) -> str:
     return f"target MSE {target:g}" if falls else f"target {100 * target:g} %"
 
 
-def rounds_words(reach: RoundsToTarget, rounds: int) -> str:
+def rounds_words(reach: RoundsToTarget, rounds: int | str, digits: int = 1) -> str:
     """Mean and spread where every seed came; else the median, or that it is beyond the last round.
 
     >>> rounds_words(RoundsToTarget(reached=2, runs=3, median=14, mean=None, std=None), 100)
@@ -77,8 +78,8 @@ def rounds_words(reach: RoundsToTarget, rounds: int) -> str:
     if reach.reached == 0:
         return f"not reached {share}"
     if reach.mean is not None:
-        spread = "" if reach.std is None else f" ± {reach.std:.1f}"
-        return f"{reach.mean:.1f}{spread} {share}"
+        spread = "" if reach.std is None else f" ± {reach.std:.{digits}f}"
+        return f"{reach.mean:.{digits}f}{spread} {share}"
     return f"median > {rounds} {share}" if reach.median is None else f"median {reach.median:g} {share}"
 
 
@@ -128,6 +129,30 @@ def scores_sheet(table: ResultTable) -> Sheet:
     notes = ["Of the raw curve, mean over nodes, mean ± sample standard deviation over seeds."]
     header = [_row_title(table), *(table.metric if column == "all" else column for column in table.columns)]
     return Sheet(what, header, rows, notes)
+
+
+def simulated_sheets(table: ResultTable) -> list[Sheet]:
+    """Seconds on the network that was simulated, where one was: to the target, a round, and in all."""
+    cells = [(contest, cell) for contest in table.contests for cell in contest.cells]
+    if not any(cell.simulated for _, cell in cells):
+        return []
+    header = ["setting", _row_title(table), "seconds to target", "seconds a round", "seconds in all"]
+    rows = []
+    for contest, cell in cells:
+        where = " / ".join(word for word in (contest.block, contest.column) if word != "all")
+        first = Entry("" if cell.simulated else "no simulated time")
+        if cell.simulated and contest.target is None:
+            first = Entry("no target")
+        elif cell.simulated:
+            in_all = max(figures.simulated_in_all or 0.0 for figures in cell.seeds)
+            first = Entry(rounds_words(cell.simulated, f"{in_all:.2f}", digits=2), contest.simulated_place(cell))
+        rest = [_seconds_words(cell.over_seeds(name), 2) for name in ("simulated_a_round", "simulated_in_all")]
+        rows.append([Entry(where), Entry(cell.row), first, *map(Entry, rest)])
+    notes = [
+        "Simulated: what the rounds would have taken on the network of the spec ([network]); a round counts when its "
+        "last node has completed it. Mean ± sample standard deviation over seeds. **First**, <u>second</u>."
+    ]
+    return [Sheet("Simulated time", header, rows, notes)]
 
 
 def time_sheets(table: ResultTable) -> list[Sheet]:
@@ -280,11 +305,11 @@ def _details(contest: Contest, cell: Cell, metric: str) -> list[str]:
     ]
 
 
-def _seconds_words(values: list[float]) -> str:
+def _seconds_words(values: list[float], digits: int = 1) -> str:
     if not values:
         return ""
     mean, std = mean_and_std(values)
-    return f"{mean:.1f}" + (f" ± {std:.1f}" if len(values) > 1 else "")
+    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if len(values) > 1 else "")
 
 
 def _rounds_entry(contest: Contest | None, cell: Cell | None) -> Entry:

@@ -34,6 +34,7 @@ def _by_round(figures: Figures) -> dict[int, dict[str, float]]:
         (run.metric, curve.score),
         ("disagreement", curve.disagreement),
         ("bytes_sent", curve.bytes_sent),
+        *([] if curve.seconds is None else [("simulated_seconds", curve.seconds)]),
     ):
         for at in np.flatnonzero(~np.isnan(values)):
             found.setdefault(int(at) + 1, {})[tag] = float(values[at])

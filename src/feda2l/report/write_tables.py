@@ -112,6 +112,11 @@ def _csv_line(table: ResultTable, contest: Contest, cell: Cell) -> dict[str, obj
         if len(values) > 1:
             mean = sum(values) / len(values)
             line[f"{name}_std"] = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    if cell.simulated:
+        line |= {"simulated_seconds_mean": cell.simulated.mean, "simulated_seconds_std": cell.simulated.std}
+        line |= {"simulated_seconds_median": cell.simulated.median, "simulated_place": contest.simulated_place(cell)}
+        in_all = cell.over_seeds("simulated_in_all")
+        line["simulated_seconds_in_all"] = sum(in_all) / len(in_all)
     for target, there in cell.grid.items():
         line[f"median_to_{target:g}"] = there.median
     if cell.paper:

@@ -35,14 +35,8 @@ class Training:
 
         An algorithm that takes a number of steps, not of epochs, starts as many epochs as these need.
         """
-        keep = self._kept(len(shard))
-        steps = self.algorithm.local_steps if epochs is None else None
-        sizes = [keep] * (epochs or self.epochs)
-        if steps is not None:
-            whole, rest = divmod(steps, self._steps(keep))
-            sizes = [keep] * whole + [rest * self.batch_size] * (rest > 0)
         orders = []
-        for epoch, size in enumerate(sizes):
+        for epoch, size in enumerate(self._sizes(len(shard), epochs)):
             generator = torch_generator(self.seed, node=node, round=round, purpose=f"batches/{epoch}")
             orders.append(shard[torch.randperm(len(shard), generator=generator)[:size]])
         return orders
@@ -56,6 +50,19 @@ class Training:
         """How many steps a round has for a node of so many samples."""
         steps = self.algorithm.local_steps
         return self._steps(self._kept(shard)) * self.epochs if steps is None else steps
+
+    def gradients(self, shard: int) -> int:
+        """Of how many samples such a node takes the gradient in a round; one that climbs first takes each twice."""
+        return sum(self._sizes(shard)) * (2 if self.algorithm.ascent else 1)
+
+    def _sizes(self, shard: int, epochs: int | None = None) -> list[int]:
+        """How many samples each epoch of a round trains on."""
+        keep = self._kept(shard)
+        steps = self.algorithm.local_steps if epochs is None else None
+        if steps is None:
+            return [keep] * (epochs or self.epochs)
+        whole, rest = divmod(steps, self._steps(keep))
+        return [keep] * whole + [rest * self.batch_size] * (rest > 0)
 
     def _kept(self, shard: int) -> int:
         """How many of so many samples an epoch trains on."""

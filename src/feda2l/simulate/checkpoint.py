@@ -19,7 +19,8 @@ def tensors(simulation: Simulation) -> dict[str, Tensor]:
 
     `model.NAME`, `optimizer.KIND.NAME` and `algorithm.KIND.NAME` are [nodes, *shape]; `algorithm.KEY` is the
     algorithm's small state, `rates.KEY` the rule's. Under a fault plan `rates.NODE.KEY` is each node's own and
-    `message.NAME` what it published last; a node that is away stands as it was at the end of its last round.
+    `message.NAME` what it published last; a node that is away stands as it was at the end of its last round. Where time
+    is simulated, `clock` is when each node begins the coming round.
     """
     state = {name: values.contiguous().cpu() for name, values in _views(simulation)}
     state |= {f"rates.{key}": value.contiguous() for key, value in simulation.rates.state_dict().items()}

@@ -1,5 +1,6 @@
-"""A run whose nodes fail as a plan says: who is away stands still, the others go on with whom they hear."""
+"""A run whose nodes fail, or rest: who is away stands still, the others go on with whom they hear."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,11 +89,17 @@ class FaultySimulation(Simulation):
             self.messages[name][there] = values[there]
 
     def kept(self) -> dict[str, Tensor]:
-        named = {f"message.{name}": values for name, values in self.messages.items() if name != "model"}
+        named = super().kept()
+        named |= {f"message.{name}": values for name, values in self.messages.items() if name != "model"}
         if "model" in self.messages:
             slots = self.population.layout.slots
             named |= {f"message.{slot.name}": slot.view(self.messages["model"]) for slot in slots}
         return named
+
+    def tick(self) -> None:
+        if self.clock is not None:
+            round = self.round + 1
+            self.clock.round(round, self.message, self.algorithm.gossip, self.present(round))
 
     def adapt(self, sigma: Tensor) -> dict[str, Any]:
         """Only who mixed with somebody has something to observe; who is away has nothing to record."""
@@ -140,6 +147,15 @@ class FaultySimulation(Simulation):
         targets = {"model": population.base} | {f"buffers.{name}": v for name, v in population.buffers.items()}
         for name, rows in self.messages.items():
             targets[name][self.start + node] = _weighted_mean(rows, comeback)
+
+
+@dataclass
+class PartialSimulation(FaultySimulation):
+    """A simulation in which only some nodes take part in a round; those who rest have a model that counts as any."""
+
+    @property
+    def counted(self) -> Sequence[int]:
+        return range(self.nodes)
 
 
 def _weighted_mean(rows: Tensor, comeback: Comeback) -> Tensor:

@@ -3,12 +3,15 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from feda2l.algorithms.dfedhpo import SPREAD, DFedHPO, Trial
 from feda2l.round.train import Hyperparameters
 from feda2l.simulate.engine import Engine, ScoreJob, TrainJob
 from feda2l.simulate.simulation import Simulation
 
 PAIR = 16  # bytes of a rate and a loss
+RATE = 8
 MOST = 1000  # exchanges of a consensus, then it is left as it is
 
 
@@ -18,17 +21,25 @@ def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
     assert isinstance(algorithm, DFedHPO)
     ids = simulation.ids
     hears = {id: [j for j in simulation.mixing.row(id)[0] if j != id] for id in ids}
+    clock, a_trial = simulation.clock, algorithm.eval_epochs / simulation.member.training.epochs
     own = simulation.of_all(try_out(engine, simulation, [algorithm.draw(seed, id) for id in ids]))
+    if clock is not None:
+        clock.spend(np.array([len(trials) * a_trial for trials in own]))
+        clock.exchange(1, PAIR * algorithm.trials)
     heard = {id: [trial for j in hears[id] for trial in own[j]] for id in ids}
     shortlists = [algorithm.shortlist(own[id], heard[id], seed, id) for id in ids]
     tried = try_out(engine, simulation, shortlists)
     decided = [algorithm.decide(own[id], heard[id], again) for id, again in zip(ids, tried, strict=True)]
     rates, tried, nodes = simulation.of_all(decided), simulation.of_all(tried), range(simulation.network)
+    if clock is not None:
+        clock.spend(np.array([len(trials) * a_trial for trials in tried]))
     exchanges = 0
     agree = algorithm.consensus and simulation.mixing.topology.connected()
     while agree and max(rates) > SPREAD * min(rates) and exchanges < MOST:
         rates = _mixed(simulation, rates, round=exchanges + 1)
         exchanges += 1
+        if clock is not None:
+            clock.exchange(exchanges, RATE)
     epochs = [(len(own[node]) + len(tried[node])) * algorithm.eval_epochs for node in nodes]
     for name, values in (("found", rates), ("epochs", epochs)):
         for node, id in enumerate(ids):
@@ -39,7 +50,7 @@ def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
         "rates": rates,
         "epochs": epochs,
         "consensus_exchanges": exchanges,
-        "bytes_sent": messages * (PAIR * algorithm.trials + 8 * exchanges),
+        "bytes_sent": messages * (PAIR * algorithm.trials + RATE * exchanges),
         "trials": [[trial._asdict() | {"loss": _finite(trial.loss)} for trial in (*own[i], *tried[i])] for i in nodes],
     }
 

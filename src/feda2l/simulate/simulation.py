@@ -11,6 +11,7 @@ from torch import Tensor
 from feda2l.algorithms import Algorithm, Neighbourhood, Own
 from feda2l.equations import Signals
 from feda2l.layers import Layer
+from feda2l.network import Clock
 from feda2l.rates.base import Measure, Rates, Rule, Setting
 from feda2l.round.adapt import Columns
 from feda2l.round.aggregate import MomentumState, aggregate, aggregate_in_place, mix_published, settle_memory
@@ -52,6 +53,7 @@ class Simulation:
     every: int
     on: Literal["global", "local", "both"]
     network: int  # how many nodes the whole network has: as many as here, unless others are elsewhere
+    clock: Clock | None = None  # of the whole network, where its time is simulated
     round: int = 0
     diverged: Divergence | None = None
     class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
@@ -124,7 +126,7 @@ class Simulation:
         return self.diverged is None and self.round < self.rounds
 
     def present(self, round: int) -> Sequence[int]:
-        """Who takes part in a round: everyone, unless there are faults."""
+        """Who takes part in a round: everyone, unless there are faults or only some are drawn."""
         return range(self.nodes)
 
     @property
@@ -133,9 +135,14 @@ class Simulation:
         return self.present(self.round) if self.round else range(self.nodes)
 
     @property
+    def counted(self) -> Sequence[int]:
+        """Whose models the scores, the mean model and the disagreement are of."""
+        return self.there
+
+    @property
     def agreed(self) -> bool:
-        """Do all nodes that are there hold the same model?"""
-        return len({self.same[node] for node in self.there}) == 1
+        """Do all nodes that count hold the same model?"""
+        return len({self.same[node] for node in self.counted}) == 1
 
     @property
     def due(self) -> bool:
@@ -234,7 +241,7 @@ class Simulation:
 
     def kept(self) -> dict[str, Tensor]:
         """What a checkpoint holds beside models, memory and rates, [nodes, ...] each."""
-        return {}
+        return {} if self.clock is None else {"clock": self.clock.now}
 
     def _own(self) -> Own:
         population, training = self.population, self.member.training
@@ -287,6 +294,11 @@ class Simulation:
             weights.append(self.algorithm.weigh(near))
         return mixing.reweighed(weights, round)
 
+    def tick(self) -> None:
+        """Let the round that was just mixed take its simulated time."""
+        if self.clock is not None:
+            self.clock.round(self.round + 1, self.message, self.algorithm.gossip)
+
     def adapt(self, sigma: Tensor) -> dict[str, Any]:
         """Measure zeta, set the next rates, complete the round; what there is to record of the layers."""
         population = self.population
@@ -325,8 +337,8 @@ class Simulation:
             population.mean_buffers[name][self.number] = self.mean(values)
 
     def mean(self, matrix: Tensor) -> Tensor:
-        """The mean over the nodes that are there; of what is counted in whole numbers, the first one's."""
-        own = self._of_those_there(matrix)
+        """The mean over the nodes that count; of what is counted in whole numbers, the first one's."""
+        own = self._of_those_counted(matrix)
         return exact_mean(own) if own.is_floating_point() else own[0]
 
     def disagreement(self) -> Tensor:
@@ -334,13 +346,12 @@ class Simulation:
         if self.agreed:
             return torch.zeros(len(self.layers), dtype=torch.float64)
         return self.all_columns.disagreement(
-            self._of_those_there(self.population.base), self.population.mean[self.number]
+            self._of_those_counted(self.population.base), self.population.mean[self.number]
         )
 
-    def _of_those_there(self, matrix: Tensor) -> Tensor:
-        """The rows of the nodes that took part in the last round."""
-        rows, there = matrix[self.rows], list(self.there)
-        return rows if len(there) == self.nodes else rows[there]
+    def _of_those_counted(self, matrix: Tensor) -> Tensor:
+        rows, counted = matrix[self.rows], list(self.counted)
+        return rows if len(counted) == self.nodes else rows[counted]
 
 
 def first_equal(matrices: list[Tensor]) -> list[int]:

@@ -55,6 +55,7 @@ class Simulator:
             simulation.mix()
             if simulation.buffers == "recalibrate":
                 self.engine.recalibrate(own_jobs)
+            simulation.tick()
             mixing = clock.lap()
             layers = simulation.adapt(sigma)
             seconds = {"train": shared, "mix": mixing, "adapt": adapting + clock.lap()}
@@ -96,7 +97,7 @@ class Simulator:
     # ----------------------------------------------------------------------------------------------------------
 
     def scores(self, simulations: list[Simulation]) -> dict[int, Scores]:
-        """The scores of every node that is there and of their mean model, by run.
+        """The scores of every node that counts and of their mean model, by run.
 
         A model that several nodes hold is scored once.
         """
@@ -107,11 +108,11 @@ class Simulator:
 
         wanted: dict[int, dict[str, list[int]]] = {}
         for simulation in simulations:
-            run, parts, there = simulation.number, wanted.setdefault(simulation.number, {}), simulation.there
+            run, parts, counted = simulation.number, wanted.setdefault(simulation.number, {}), simulation.counted
             if simulation.on != "local":
                 # nodes with test samples of their own answer for those, also where they hold one model
-                whose = there if simulation.member.tests else [None] * len(there)
-                asked = [(simulation.start + simulation.same[node], simulation.same[node]) for node in there]
+                whose = counted if simulation.member.tests else [None] * len(counted)
+                asked = [(simulation.start + simulation.same[node], simulation.same[node]) for node in counted]
                 parts["global"] = [
                     number(ScoreJob(row, run, node, local=False, whose=part))
                     for (row, node), part in zip(asked, whose, strict=True)
@@ -124,7 +125,7 @@ class Simulator:
                 if not simulation.member.tests:
                     parts["mean"] = parts["mean"][:1]
             if simulation.on != "global":
-                parts["local"] = [number(ScoreJob(simulation.start + node, run, node, local=True)) for node in there]
+                parts["local"] = [number(ScoreJob(simulation.start + node, run, node, local=True)) for node in counted]
         scores = self.engine.score(list(jobs))
         return {run: {key: [scores[i] for i in ids] for key, ids in parts.items()} for run, parts in wanted.items()}
 
@@ -143,29 +144,39 @@ class Simulator:
 def make_record(
     simulation: Simulation, losses: list[float], layers: dict[str, Any], disagreement: Tensor, sent: list[int]
 ) -> dict[str, Any]:
-    """What every round records: losses, disagreement, bytes, multipliers, and the layers' rates and signals."""
+    """What every round records: losses, disagreement, bytes, multipliers, and the layers' rates and signals.
+
+    Where time is simulated, when each node had completed the round, and when the last one had.
+    """
+    clock = simulation.clock
     return {
         "round": simulation.round,
         "train_loss": mean(losses),
         "disagreement": float(disagreement.sum()),
         "bytes_sent": sum(sent),
+        **({} if clock is None else {"simulated_seconds": clock.seconds}),
         "multiplier_min": simulation.multiplier_range[0],
         "multiplier_max": simulation.multiplier_range[1],
         "multiplier_change": simulation.multiplier_change,
-        "nodes": {"train_loss": _spread(simulation, losses), "bytes_sent": sent} | simulation.mail(),
+        "nodes": {
+            "train_loss": _spread(simulation, losses, simulation.there),
+            "bytes_sent": sent,
+            **({} if clock is None else {"simulated_seconds": clock.now.tolist()}),
+            **simulation.mail(),
+        },
         "layers": {"name": [layer.name for layer in simulation.layers], "disagreement": disagreement.tolist()} | layers,
     }
 
 
 def put_scores(simulation: Simulation, record: dict[str, Any], scores: Scores) -> None:
     """Put an evaluated round's figures into its record: of every node, their mean, of the mean model."""
-    member, there = simulation.member, simulation.there
-    tested = [len(member.test) if member.tests is None else len(member.tests[node]) for node in there]
+    member, counted = simulation.member, simulation.counted
+    tested = [len(member.test) if member.tests is None else len(member.tests[node]) for node in counted]
     main = "local" if simulation.on == "local" else "global"
     for part, prefix in ((main, ""), *([("local", "local_")] if simulation.on == "both" else [])):
-        sizes = tested if part == "global" else [len(member.local[node]) for node in there]
+        sizes = tested if part == "global" else [len(member.local[node]) for node in counted]
         found = [_measured(score, size, member.classes) for score, size in zip(scores[part], sizes, strict=True)]
-        add_scores(record, prefix, _spread(simulation, found))
+        add_scores(record, prefix, _spread(simulation, found, counted))
     if "mean" in scores:
         asked = zip(scores["mean"], tested, strict=False)  # one score where all nodes share the test set
         found = [_measured(score, size, member.classes) for score, size in asked]
@@ -210,10 +221,10 @@ def accuracy_by_class(member: Member, scores: Scores, device: torch.device) -> l
     return [hits / n if n else None for hits, n in zip(right, counts, strict=True)]
 
 
-def _spread(simulation: Simulation, values: Sequence[T]) -> list[T | None]:
-    """Values of the nodes that were there, by node: None for the others."""
+def _spread(simulation: Simulation, values: Sequence[T], nodes: Sequence[int]) -> list[T | None]:
+    """Values of these nodes, by node: None for the others."""
     spread: list[T | None] = [None] * simulation.nodes
-    for node, value in zip(simulation.there, values, strict=True):
+    for node, value in zip(nodes, values, strict=True):
         spread[node] = value
     return spread
 

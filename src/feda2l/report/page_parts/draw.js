@@ -116,7 +116,11 @@ const lines = x => x.length === 1 ? "markers" : "lines";  // a line of one point
 
 function drawCurves() {
   const setting = data.settings[chosen.setting], place = find("curves", ".plot");
-  const legend = find("curves", ".legend");
+  const legend = find("curves", ".legend"), across = find("curves", ".across");
+  // seconds on a network that was simulated, where every method has them
+  const timed = setting.methods.every(method => method.seconds !== undefined);
+  across.parentElement.hidden = !timed;
+  const bySeconds = timed && across.value === "seconds";
   const seeds = new Map();  // by method; the live page has a line a seed
   for (const method of setting.methods) seeds.set(method.name, (seeds.get(method.name) || 0) + method.seeds);
   const key = JSON.stringify([...seeds]);
@@ -136,7 +140,7 @@ function drawCurves() {
   const drawLines = () => {
     const traces = [];
     for (const method of setting.methods) {
-      const common = { x: method.x, mode: "lines", visible: !hidden.has(method.name), name: method.label || method.name };
+      const common = { x: bySeconds ? method.seconds : method.x, mode: "lines", visible: !hidden.has(method.name), name: method.label || method.name };
       const faint = { width: 0, color: colour(method.name) };
       if (method.seeds > 1) {
         traces.push({ ...common, y: scaled(method.low, setting.metric), line: faint, hoverinfo: "skip" });
@@ -146,7 +150,7 @@ function drawCurves() {
     }
     const at = setting.target === null ? null : scaled([setting.target], setting.metric)[0];
     const shapes = at === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, line: { color: css("--soft"), dash: "dot", width: 1 } }];
-    plot(place, traces, { shapes, hovermode: innerWidth < 600 ? "closest" : "x unified", hoverlabel: { bgcolor: css("--panel"), font: { color: css("--text") } }, xaxis: { title: { text: "round" } }, yaxis: { title: { text: scoreTitle(setting.metric) } } });
+    plot(place, traces, { shapes, hovermode: innerWidth < 600 ? "closest" : "x unified", hoverlabel: { bgcolor: css("--panel"), font: { color: css("--text") } }, xaxis: { title: { text: bySeconds ? "simulated seconds" : "round" } }, yaxis: { title: { text: scoreTitle(setting.metric) } } });
   };
   if (setting.methods.every(method => method.x.length === 0)) say(place, "No round of these runs was evaluated.");
   else drawLines();
@@ -274,6 +278,7 @@ function showPanels(own) {
   }, { rootMargin: "300px" });
   for (const name of Object.keys(panels)) watch.observe(document.getElementById(name));
   dark.addEventListener("change", () => draw(Object.keys(panels)));
+  find("curves", ".across").addEventListener("change", () => draw(["curves"]));
   let waiting = 0, width = innerWidth;
   addEventListener("resize", () => {
     clearTimeout(waiting);

@@ -1,0 +1,146 @@
+"""What a message costs on each link: drawn from a profile, the same for all, or listed in a file."""
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feda2l.errors import FedA2LError
+from feda2l.network.draws import lognormal
+from feda2l.network.profiles import LinkProfile
+
+HEADER = ["from", "to", "latency_ms", "mbit"]
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Cost(NamedTuple):
+    """Of each link: seconds until the first byte is there, and seconds that each byte takes."""
+
+    latency: Floats
+    per_byte: Floats
+
+
+class Links(Protocol):
+    """The links of a network, also of those that a graph does not use."""
+
+    def cost(self, senders: Ids, listeners: Ids) -> Cost:
+        """The cost of each of these links."""
+        ...
+
+
+def seconds_a_byte(mbit: Floats) -> Floats:
+    """Of a bandwidth in Mbit/s; infinite is 0."""
+    return 8e-6 / mbit
+
+
+@dataclass(frozen=True)
+class DrawnLinks:
+    """Links as a profile has them. A pair of nodes has one link, both ways, whatever graph it is part of."""
+
+    profile: LinkProfile
+    seed: int
+
+    def cost(self, senders: Ids, listeners: Ids) -> Cost:
+        low, high = np.minimum(senders, listeners), np.maximum(senders, listeners)
+        profile = self.profile
+        latency = profile.latency_ms * lognormal(self.seed, "latency", profile.latency_spread, low, high)
+        if profile.bandwidth_mbit is None:
+            return Cost(1e-3 * latency, np.zeros(len(low)))
+        mbit = profile.bandwidth_mbit * lognormal(self.seed, "bandwidth", profile.bandwidth_spread, low, high)
+        return Cost(1e-3 * latency, seconds_a_byte(mbit))
+
+
+@dataclass(frozen=True)
+class ListedLinks:
+    """Links from a CSV file, `from,to,latency_ms,mbit` a line; one that is given one way only is the same both ways."""
+
+    file: str
+    nodes: int
+    text: str
+    keys: Ids  # from x nodes + to, ascending
+    values: Floats  # [links, 2]: latency_ms, mbit
+
+    @classmethod
+    def read(cls, file: str, nodes: int) -> "ListedLinks":
+        """The links of a file; a line that cannot be read is an error that names it."""
+        try:
+            text = Path(file).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeError) as error:
+            raise FedA2LError(f"network.file = {file} cannot be read: {error}", see="network") from error
+        found: dict[int, tuple[float, float]] = {}
+        back: dict[int, tuple[float, float]] = {}
+        header: list[str] | None = None
+        for number, line in enumerate(csv.reader(text.splitlines()), start=1):
+            fields = [field.strip() for field in line]
+            if not any(fields) or fields[0].startswith("#"):
+                continue
+            where = f"network.file = {file}, line {number}"
+            if header is None:
+                header = fields
+                if fields != HEADER:
+                    raise FedA2LError(
+                        f'{where}: must be the header "{",".join(HEADER)}", it is "{",".join(fields)}"', see="network"
+                    )
+                continue
+            sender, listener, cost = _link(where, fields, nodes)
+            if sender * nodes + listener in found:
+                raise FedA2LError(f"{where}: the link from {sender} to {listener} is there twice", see="network")
+            found[sender * nodes + listener] = back[listener * nodes + sender] = cost
+        found = back | found
+        keys = np.array(sorted(found), dtype=np.int64)
+        values = np.array([found[key] for key in keys.tolist()], dtype=np.float64).reshape(-1, 2)
+        return cls(file, nodes, text, keys, values)
+
+    def cost(self, senders: Ids, listeners: Ids) -> Cost:
+        wanted = senders * self.nodes + listeners
+        place = np.searchsorted(self.keys, wanted)
+        there = np.zeros(len(wanted), dtype=bool)
+        inside = place < len(self.keys)
+        there[inside] = self.keys[place[inside]] == wanted[inside]
+        if not there.all():
+            missing = np.flatnonzero(~there)
+            first = int(missing[0])
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise FedA2LError(
+                f"network.file = {self.file}: the graph has a link from {senders[first]} to {listeners[first]}{more}, "
+                "the file has none; add a line, or choose another topology",
+                see="network",
+            )
+        latency, mbit = self.values[place].T
+        return Cost(1e-3 * latency, seconds_a_byte(mbit))
+
+
+def _link(where: str, fields: list[str], nodes: int) -> tuple[int, int, tuple[float, float]]:
+    if len(fields) != len(HEADER):
+        raise FedA2LError(f"{where}: has {len(fields)} fields, {','.join(HEADER)} are {len(HEADER)}", see="network")
+    ids = []
+    for name, field in zip(HEADER[:2], fields[:2], strict=True):
+        if not field.isdecimal() or int(field) >= nodes:
+            raise FedA2LError(
+                f'{where}: {name} = "{field}": there is no such node; they are 0 to {nodes - 1}', see="network"
+            )
+        ids.append(int(field))
+    if ids[0] == ids[1]:
+        raise FedA2LError(
+            f"{where}: node {ids[0]} is linked to itself; leave the line out, it needs no message", see="network"
+        )
+    latency = _number(fields[2])
+    if latency is None or latency < 0:
+        raise FedA2LError(f'{where}: latency_ms = "{fields[2]}": must be 0 or more', see="network")
+    mbit = _number(fields[3])
+    if mbit is None or mbit <= 0:
+        raise FedA2LError(f'{where}: mbit = "{fields[3]}": must be above 0', see="network")
+    return ids[0], ids[1], (latency, mbit)
+
+
+def _number(field: str) -> float | None:
+    try:
+        value = float(field)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,65 @@
+"""Who takes part in a round where not all nodes do: drawn anew every round."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from feda2l.errors import FedA2LError
+from feda2l.faults.plan import Return
+from feda2l.randomness import numpy_generator
+
+
+@dataclass(frozen=True)
+class Participation:
+    """`count` of the nodes take part in a round, drawn by (seed, round); the others rest and keep their models.
+
+    To a schedule it is what a fault plan is: it says who is away. But nobody who rested has lost anything, so nobody
+    takes up others' messages when it is back.
+
+    >>> some = Participation(nodes=10, count=3, seed=1)
+    >>> [len(some.drawn(round)) for round in (1, 2)], some.drawn(1) == some.drawn(2)
+    ([3, 3], False)
+    """
+
+    nodes: int
+    count: int
+    seed: int
+    returns = False
+
+    @classmethod
+    def of(cls, share: float, least: int, nodes: int, seed: int) -> "Participation | None":
+        """The share of the nodes, rounded, and `least` of them at least; None where that is everyone."""
+        if share == 1:
+            return None
+        if least > nodes:
+            raise FedA2LError(f"network.min_nodes = {least} is more than data.nodes = {nodes}", see="network")
+        count = max(least, round(share * nodes))
+        return None if count == nodes else cls(nodes, count, seed)
+
+    def drawn(self, round: int) -> frozenset[int]:
+        """Who takes part."""
+        return _drawn(self.nodes, self.count, self.seed, round)
+
+    def alike(self, round: int) -> Hashable:
+        return round
+
+    def away(self, node: int, round: int) -> bool:
+        return round > 0 and node not in self.drawn(round)
+
+    def hears(self, node: int, sender: int, round: int) -> bool:
+        return not self.away(node, round) and self.reaches(sender, node, round)
+
+    def reaches(self, sender: int, listener: int, round: int) -> bool:
+        return not self.away(sender, round)
+
+    def rejects(self, node: int, sender: int, round: int) -> bool:
+        return False
+
+    def rejoins(self, node: int, round: int) -> Return | None:
+        return None
+
+
+@lru_cache(maxsize=16)  # a round is asked about node by node
+def _drawn(nodes: int, count: int, seed: int, round: int) -> frozenset[int]:
+    generator = numpy_generator(seed, round=round, purpose="participation")
+    return frozenset(generator.permutation(nodes)[:count].tolist())
