@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 
-.PHONY: demo test test-long contract soak fuzz lint bench browser clean
+.PHONY: demo test test-long test-integrations contract soak fuzz lint bench browser clean
 
 demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
 	$(BIN)/feda2l demo
@@ -16,6 +16,9 @@ test-long: $(VENV)/.test lint browser ## everything, the tests that take minutes
 
 contract: $(VENV)/.test      ## every algorithm with every rate rule on every topology, for one round
 	$(BIN)/python -m pytest -n 2 -m long -rP tests/algorithms/test_contract_of_algorithms.py
+
+test-integrations: $(VENV)-integrations/.done ## Lightning, Trainer, Flower, hivemind and peft for real: minutes, 2 GB
+	$(VENV)-integrations/bin/python -m pytest tests/integrations
 
 soak: $(VENV)/.test          ## five real nodes for 20 minutes under random faults: does anything grow?
 	$(BIN)/python -m feda2l.bench.soak --minutes 20
@@ -37,7 +40,7 @@ browser:                     ## Chromium for the tests of the report's page, whe
 		echo "Chromium cannot be installed: the page's tests are skipped"
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-integrations .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -49,3 +52,8 @@ $(VENV)/.demo: $(BIN)/pip pyproject.toml lock.txt
 $(VENV)/.test: $(BIN)/pip pyproject.toml lock.txt
 	$(INSTALL) --editable ".[test]"
 	touch $@ $(VENV)/.demo
+
+$(VENV)-integrations/.done: pyproject.toml lock-integrations.txt
+	$(PYTHON) -m venv $(VENV)-integrations
+	$(VENV)-integrations/bin/pip install --quiet --disable-pip-version-check -c lock-integrations.txt --editable ".[integrations]"
+	touch $@

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from feda2l import layer_groups
+from feda2l import FedA2L, layer_groups
 from feda2l.errors import FedA2LError
 from feda2l.layers import Layer, find_layers
 
@@ -69,6 +69,46 @@ def test_frozen_layers_are_left_out():
         find_layers(model.requires_grad_(False))
     with pytest.raises(FedA2LError, match="no trainable"):
         layer_groups(nn.ReLU())
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer and what is learned beside it, written by hand."""
+
+    def __init__(self, inside: nn.Linear) -> None:
+        super().__init__()
+        self.inside = inside.requires_grad_(False)
+        self.lora_A = nn.Parameter(torch.randn(2, inside.in_features))
+        self.lora_B = nn.Parameter(torch.zeros(inside.out_features, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x) + x @ self.lora_A.T @ self.lora_B.T
+
+
+def test_the_two_parts_of_lora_are_one_layer():
+    model = nn.Sequential(LoRA(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 2))
+    assert names(model) == {"0": ("0.lora_A", "0.lora_B"), "2": ("2.weight", "2.bias")}
+    assert names(LoRA(nn.Linear(4, 3))) == {"model": ("lora_A", "lora_B")}
+    parts = nn.ModuleDict({"lora_A": nn.Linear(4, 2, bias=False), "lora_B": nn.Linear(2, 3, bias=False)})
+    assert names(nn.Sequential(parts)) == {"0": ("0.lora_A.weight", "0.lora_B.weight")}
+    assert list(names(model, "tensor")) == ["0.lora_A", "0.lora_B", "2.weight", "2.bias"]
+
+
+def test_a_frozen_base_is_left_alone_beside_lora():
+    """sigma of the layer is that of A and B together, so B's start at zero does no harm."""
+    torch.manual_seed(0)
+    model = nn.Sequential(LoRA(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 2))
+    base, size = model[0].inside.weight.clone(), model[0].lora_A.norm()
+    optimizer = torch.optim.SGD(layer_groups(model), lr=0.1)
+    rates = FedA2L(optimizer)
+    rates.begin_round()
+    model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+    rates.end_training()
+    rates.step()
+    moved = model[0].lora_B.norm()  # A does not move while B is zero
+    assert rates.last["0"].divergence == pytest.approx(float((moved / size).detach()), rel=1e-5)
+    assert list(rates.last) == ["0", "2"]
+    assert torch.equal(model[0].inside.weight, base)
 
 
 def test_compiled_models_have_the_names_of_plain_ones():

@@ -450,6 +450,25 @@ def test_layer_groups_that_come_later():
         rates.begin_round()
 
 
+def test_it_says_which_call_comes_next_and_whether_averaging_changed_anything():
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    with pytest.raises(FedA2LError, match=r"step\(\) in round 1, where begin_round\(\) comes next"):
+        rates.mixed()
+    seen = []
+    for call in range(3):
+        seen.append(rates.next_call)
+        play(model, rates, range(call, call + 1))
+        if call == 1:
+            assert not rates.mixed()
+            before = model[0].bias.data.clone()
+            model[0].bias.data[0] += 1e-6
+            assert rates.mixed()
+            model[0].bias.data = before
+    assert seen == ["begin_round", "end_training", "step"]
+    assert rates.next_call == "begin_round"
+
+
 # skipped rounds
 
 

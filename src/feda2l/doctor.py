@@ -26,6 +26,10 @@ EXTRAS = {
     "wandb": (("wandb",), "--track wandb"),
     "mlflow": (("mlflow-skinny", "sqlalchemy", "alembic"), "--track mlflow"),
     "watch": (("starlette", "uvicorn", "plotly"), "the live view: watch"),
+    "lightning": (("pytorch-lightning",), "feda2l.integrations.lightning"),
+    "transformers": (("transformers", "accelerate"), "feda2l.integrations.trainer"),
+    "flower": (("flwr",), "feda2l.integrations.flower"),
+    "hivemind": (("hivemind",), "feda2l.integrations.hivemind"),
     "images": (("pillow",), "your own pictures, Tiny ImageNet"),
     "hpo": (("optuna",), "algorithm dfedhpo's search"),
 }

@@ -33,6 +33,7 @@ def find_layers(model: nn.Module, granularity: Granularity = "module") -> list[L
 
     A layer is one module that owns parameters and has no parts that own any; its bias shares its rate. A bare
     parameter of a larger module is a layer of its own. A tied tensor belongs to the first module that names it.
+    What is named `lora_...` within a module (LoRA's A and B) makes one layer, named as the module.
     Other granularities are for ablations: every `tensor`, every `block` (the dotted name up to its first
     number, else the top-level module) or the whole `model` as one layer.
     """
@@ -69,6 +70,10 @@ def layer_groups(model: nn.Module, *, granularity: Granularity = "module") -> li
 
 
 def _layer_of(full: str, owner: str, bare: bool, granularity: Granularity) -> str:
+    adapter = next((i for i, part in enumerate(full.split(".")) if part.startswith("lora_")), None)
+    if granularity == "module" and adapter is not None:
+        # B starts at zero and only the product of both acts: apart, their signals say little
+        return ".".join(full.split(".")[:adapter]) or "model"
     if granularity == "tensor" or (granularity == "module" and bare):
         return full
     if granularity == "module":

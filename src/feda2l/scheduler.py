@@ -189,6 +189,18 @@ class FedA2L:
         self._close()
 
     @property
+    def next_call(self) -> str:
+        """Which of `begin_round`, `end_training` and `step` comes next; the first of them where no round is open."""
+        return CALLS[self._done]
+
+    @torch.no_grad()
+    def mixed(self) -> bool:
+        """Did averaging change a measured parameter since `end_training`? If not, nobody was heard: `skip_round()`."""
+        groups = self._expect("step")
+        states = zip(self._kept, self._tensors(groups), strict=True)
+        return any(not torch.equal(kept.to(tensors[0].device), _flat(tensors)) for kept, tensors in states)
+
+    @property
     def last(self) -> dict[str, LayerRate]:
         """Rate, multiplier, sigma and zeta of each layer at the last step, by name; empty before the first."""
         if self._signals is None:

@@ -131,7 +131,7 @@ def test_doctor_knows_every_extra() -> None:
     for extra, (packages, purpose) in doctor.EXTRAS.items():
         assert purpose
         assert sorted(re.match(r"[\w-]+", text)[0] for text in extras[extra]) == sorted(packages)
-    assert set(extras) - {"test", "docs"} == set(doctor.EXTRAS)
+    assert set(extras) - {"test", "docs", "integrations"} == set(doctor.EXTRAS)
 
 
 # version, help, completion

@@ -17,12 +17,13 @@ from feda2l.errors import FedA2LError
 from feda2l.experiment.datasets import Loaded, data_key, default_model
 from feda2l.experiment.deal import count_nodes, deal, own_tests
 from feda2l.experiment.engines import choose_engine
-from feda2l.experiment.spec import Spec
+from feda2l.experiment.spec import ModelSpec, Spec
 from feda2l.faults.plan import FaultPlan
 from feda2l.faults.schedule import Schedule
 from feda2l.imports import import_object
 from feda2l.layers import Layer, find_layers
 from feda2l.models import build
+from feda2l.models.pretrained import freeze, load_start
 from feda2l.network import Clock, Participation
 from feda2l.network.links import DrawnLinks, ListedLinks
 from feda2l.network.nodes import speeds, uplinks
@@ -67,9 +68,14 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
     name = spec.model.name or default_model(spec.data, dataset)
     shape = Shape.of(dataset)
     model = new_model(name, spec.seed, shape)
+    start = fine_tuned(model, spec.model)
     layers = find_layers(model, spec.rates.granularity)
     spec = spec.resolved(
-        layers=len(layers), model=name, nodes=count_nodes(spec, dataset), loss=spec.model.loss or shape.loss
+        layers=len(layers),
+        model=name,
+        nodes=count_nodes(spec, dataset),
+        loss=spec.model.loss or shape.loss,
+        start_sha256=start,
     )
     loss = _loss(spec, classes=dataset.classes is not None)
     _try_out(spec, model, loss, data)
@@ -165,9 +171,10 @@ def pack_key(spec: Spec) -> tuple[Any, ...]:
     """Runs with equal keys can train as one population."""
     name = spec.model.name or ""
     # a user's model may hold what is drawn at its start and never trained (frozen layers): one seed a pack
-    seed = spec.seed if ":" in name else None
+    seed = spec.seed if ":" in name or spec.model.freeze else None
     runtime = spec.runtime.model_dump(exclude={"checkpoint_seconds"})
-    return data_key(spec.data), name, seed, spec.training.optimizer, *runtime.values()
+    tuned = spec.model.start, spec.model.fresh, spec.model.freeze
+    return data_key(spec.data), name, seed, tuned, spec.training.optimizer, *runtime.values()
 
 
 class Shape(NamedTuple):
@@ -195,6 +202,15 @@ def new_model(name: str | None, seed: int, shape: Shape, *, node: int = 0) -> nn
     with BUILDING, torch.random.fork_rng(devices=[]):  # modules draw from the one generator of the process
         torch.default_generator.manual_seed(derive_seed(seed, node=node, purpose="init"))
         return build(name, classes=shape.classes or 0, input=shape.input, horizon=shape.horizon)
+
+
+def fine_tuned(model: nn.Module, spec: ModelSpec) -> str | None:
+    """Give a new model its pretrained start and freeze what is to keep it, in place; returns the start's sha256."""
+    found = None
+    if spec.start is not None:
+        found = load_start(model, spec.start, fresh=spec.fresh or (), sha256=spec.start_sha256)
+    freeze(model, spec.freeze or ())
+    return found
 
 
 def _setting(

@@ -12,7 +12,7 @@ from torch import nn
 from feda2l.distributed.ranks import everywhere, here, leading
 from feda2l.distributed.start import crew_here, demand_out, demand_same, failed_elsewhere
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.experiment.assemble import Shape, new_model, pack_key
+from feda2l.experiment.assemble import Shape, fine_tuned, new_model, pack_key
 from feda2l.experiment.datasets import Loaded, data_key, load_data
 from feda2l.experiment.device import find_device
 from feda2l.experiment.pack import OnRound, Watch, run_packed
@@ -79,6 +79,8 @@ class Run:
         facts = self._facts
         shape = Shape(tuple(facts["input"]), facts["classes"], facts.get("horizon"))
         model = new_model(self.spec.model.name, self.spec.seed, shape)
+        if self.spec.model.freeze or not all(parameter.requires_grad for parameter in model.parameters()):
+            fine_tuned(model, self.spec.model)  # what was frozen is not in the checkpoint
         model.load_state_dict(state, strict=False)  # frozen parameters are the model's own
         return model.eval()
 

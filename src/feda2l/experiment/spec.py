@@ -118,6 +118,16 @@ class ModelSpec(Section):
         default=None, description='model, or "package.module:Class"; default fits the data set', examples=["mlp"]
     )
     init: Literal["common", "per_node"] = Field(default="common", description="one start for all nodes, or one each")
+    start: str | None = Field(
+        default=None, description="pretrained weights that all nodes start from: a safetensors file of a state_dict"
+    )
+    start_sha256: str | None = Field(default=None, description="of the start; filled in, and checked where it is given")
+    fresh: tuple[str, ...] | None = Field(
+        default=None, description="layers (names or patterns) that are drawn anew and not read from the start"
+    )
+    freeze: tuple[str, ...] | None = Field(
+        default=None, description="layers (names or patterns) that keep their start: neither trained nor exchanged"
+    )
     loss: str | None = Field(
         default=None,
         description='cross_entropy (classes), mse (numbers), mae or "package.module:function" of (outputs, targets)',
@@ -128,6 +138,11 @@ class ModelSpec(Section):
     def _known(self) -> Self:
         if self.name and ":" not in self.name:
             look_up(self.name, MODELS, "model.name")
+        if self.start is None and (self.fresh is not None or self.start_sha256 is not None):
+            key = "fresh" if self.start_sha256 is None else "start_sha256"
+            raise FedA2LError(f"model.{key} is about model.start, which is not given")
+        if self.start is not None and self.init == "per_node":
+            raise FedA2LError('model.start is one start for all nodes: leave model.init = "per_node" out')
         return self
 
 
@@ -345,7 +360,15 @@ class Spec(Section):
         """A spec from a TOML file."""
         return cls.parse(read_toml(path), str(path), sets)
 
-    def resolved(self, *, layers: int, model: str, loss: str | None = None, nodes: int | None = None) -> "Spec":
+    def resolved(
+        self,
+        *,
+        layers: int,
+        model: str,
+        loss: str | None = None,
+        nodes: int | None = None,
+        start_sha256: str | None = None,
+    ) -> "Spec":
         """The same spec with every default filled in that depends on the data, the model or the rounds."""
         rates = self.rates.model_dump() | {"horizon": self.rates.horizon or self.rounds}
         training, topology = self.training.model_dump(), self.topology.model_dump()
@@ -369,7 +392,7 @@ class Spec(Section):
             "topology": topology,
             "algorithm": algorithm,
         }
-        values["model"] |= {"name": model, "loss": loss or self.model.loss}
+        values["model"] |= {"name": model, "loss": loss or self.model.loss, "start_sha256": start_sha256}
         values["data"] |= {"nodes": nodes or self.data.nodes}
         return Spec.model_validate(values)
 

@@ -1,0 +1,85 @@
+"""FedA2L as hivemind's `scheduler=`: peers that train locally and average their parameters once an epoch.
+
+    import hivemind
+    from feda2l.integrations.hivemind import HivemindScheduler
+
+    optimizer = hivemind.Optimizer(
+        dht=dht, run_id="my_run", batch_size_per_step=32, target_batch_size=4096,
+        params=feda2l.layer_groups(model), optimizer=lambda groups: torch.optim.SGD(groups, lr=0.01),
+        scheduler=HivemindScheduler,            # knobs: functools.partial(HivemindScheduler, warmup_rounds=5)
+        use_local_updates=True,                 # peers train on their own ...
+        delay_state_averaging=False,            # ... and wait for the average before they go on
+    )
+
+When the three states exist. hivemind's epoch (`target_batch_size` samples of all peers together) is FedA2L's round. At
+its end hivemind calls `scheduler.step()` and only then averages the parameters, so
+    base:       before the first local step of an epoch, seen by a hook of the optimizer's `step`;
+    trained:    in `scheduler.step()`;
+    aggregated: before the first local step of the next epoch, where the new rates are set in time for that step.
+
+What you must do: the two options above, and `layer_groups`. Without `use_local_updates` hivemind averages gradients and
+all peers hold one model: there is no trained state of one's own, and FedA2L has nothing to say. With
+`delay_state_averaging` (hivemind's default) the average arrives in the middle of the next epoch's training.
+
+An epoch whose averaging changed nothing (no peer was found) stores no signal, and the first of them warns. A peer that
+fell behind and loads the state of another keeps its own rates and skips the epochs it missed.
+
+Nothing here imports hivemind: any optimizer will do that calls a scheduler's `step` once a round, before it averages.
+To go on from a checkpoint load the optimizer's state, then this scheduler's (`optimizer.state_averager.scheduler`).
+"""
+
+import warnings
+from typing import Any
+
+from torch.optim import Optimizer
+
+from feda2l.integrations.rate_scheduler import RateScheduler
+from feda2l.scheduler import FedA2L
+
+
+class HivemindScheduler(RateScheduler):
+    """Steps once an epoch of hivemind; the keyword arguments are those of `feda2l.FedA2L`."""
+
+    def __init__(self, optimizer: Optimizer, **knobs: Any) -> None:
+        super().__init__(FedA2L(optimizer, **knobs))
+        self._warned = False
+        optimizer.register_step_pre_hook(lambda *_: self._before_local_step())
+        optimizer.register_load_state_dict_post_hook(lambda _: self._other_state_loaded())
+
+    def step(self, epoch: int | None = None) -> None:
+        """The trained state of an epoch; an epoch without a local step is skipped."""
+        super().step(epoch)
+        if self._step_count == 1:  # torch's own call, when a scheduler is made
+            return
+        self._read_average()
+        if self.rates.next_call == "end_training":
+            self.rates.end_training()
+        else:
+            self.rates.skip_round()
+
+    def _before_local_step(self) -> None:
+        self._read_average()
+        if self.rates.next_call == "begin_round":
+            self.rates.begin_round()
+
+    def _read_average(self) -> None:
+        if self.rates.next_call != "step":
+            return
+        if self.rates.mixed():
+            self.rates.step()
+            return
+        self.rates.skip_round()
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"averaging changed nothing after round {self.rates.round - 1}, which is skipped: no peer was found, "
+                "or the optimizer lacks use_local_updates=True or delay_state_averaging=False",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _other_state_loaded(self) -> None:
+        """The parameters and rates are no longer ours: give the open round up and write our own rates again."""
+        if self.rates.next_call == "step":  # its epoch is over and counts
+            self.rates.skip_round()
+        self.rates.load_state_dict(self.rates.state_dict() | {"done": 0, "kept": []})
