@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 
-.PHONY: demo test test-long test-integrations contract soak fuzz lint bench browser clean
+.PHONY: demo test test-long test-docs test-integrations contract soak fuzz lint bench browser notebooks dist try-dist clean
 
 demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
 	$(BIN)/feda2l demo
@@ -13,6 +13,9 @@ test: $(VENV)/.test lint browser ## what CI runs: lint, types and every test tha
 
 test-long: $(VENV)/.test lint browser ## everything, the tests that take minutes included
 	$(BIN)/python -m pytest -n 2
+
+test-docs: $(VENV)/.test     ## what the pages and the notebooks show
+	$(BIN)/python -m pytest -n 2 tests/acceptance/test_docs.py tests/notebooks
 
 contract: $(VENV)/.test      ## every algorithm with every rate rule on every topology, for one round
 	$(BIN)/python -m pytest -n 2 -m long -rP tests/algorithms/test_contract_of_algorithms.py
@@ -27,8 +30,8 @@ fuzz: $(VENV)/.test          ## 100,000 broken messages: nothing may crash, hang
 	$(BIN)/python -m feda2l.bench.fuzz_messages --inputs 100000
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests examples conftest.py
-	$(BIN)/ruff format --check src tests examples conftest.py
+	$(BIN)/ruff check src tests examples tools docs/notebooks conftest.py
+	$(BIN)/ruff format --check src tests examples tools docs/notebooks conftest.py
 	$(BIN)/mypy
 
 bench: $(VENV)/.demo         ## this engine beside a plain loop, both sides from one run
@@ -38,6 +41,17 @@ browser:                     ## Chromium for the tests of the report's page, whe
 	@command -v chromedriver > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || \
 		{ echo "installing Chromium for the page's tests"; timeout 300 apt-get install -y -q chromium chromium-driver > /dev/null; } || \
 		echo "Chromium cannot be installed: the page's tests are skipped"
+
+notebooks: $(VENV)/.test     ## execute docs/notebooks anew, in place
+	$(BIN)/python tools/execute_notebooks.py
+
+dist: $(VENV)/.release       ## wheel and sdist in dist/, checked; the wheel is built from the sdist
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+
+try-dist: dist               ## install both into empty environments of PYTHON and run the demo from there
+	$(PYTHON) tools/try_distribution.py dist/*
 
 clean:
 	rm -rf $(VENV) $(VENV)-integrations .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -56,4 +70,8 @@ $(VENV)/.test: $(BIN)/pip pyproject.toml lock.txt
 $(VENV)-integrations/.done: pyproject.toml lock-integrations.txt
 	$(PYTHON) -m venv $(VENV)-integrations
 	$(VENV)-integrations/bin/pip install --quiet --disable-pip-version-check -c lock-integrations.txt --editable ".[integrations]"
+	touch $@
+
+$(VENV)/.release: $(BIN)/pip lock.txt
+	$(INSTALL) build hatchling twine
 	touch $@

@@ -30,6 +30,7 @@ EXTRAS = {
     "transformers": (("transformers", "accelerate"), "feda2l.integrations.trainer"),
     "flower": (("flwr",), "feda2l.integrations.flower"),
     "hivemind": (("hivemind",), "feda2l.integrations.hivemind"),
+    "notebooks": (("matplotlib", "ipykernel", "nbclient", "nbformat"), "docs/notebooks"),
     "images": (("pillow",), "your own pictures, Tiny ImageNet"),
     "hpo": (("optuna",), "algorithm dfedhpo's search"),
 }

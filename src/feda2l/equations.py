@@ -12,6 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+__all__ = [
+    "Signals",
+    "aggregation_stability",
+    "decay_factor",
+    "fusion_score",
+    "learning_rates",
+    "multiplier",
+    "weight_divergence",
+    "zscore",
+]
+
 
 class Signals(NamedTuple):
     """What a rate rule reads from the three states of a round, per layer; FedA2L reads the first two."""

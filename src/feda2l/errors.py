@@ -1,5 +1,7 @@
 """The errors a user can cause, and mend."""
 
+__all__ = ["Busy", "FedA2LError", "RunFailed"]
+
 
 class FedA2LError(Exception):
     """A user's mistake or a failed run, said in words that tell what, where and what to do.

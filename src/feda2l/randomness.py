@@ -9,6 +9,8 @@ import hashlib
 import numpy as np
 import torch
 
+__all__ = ["derive_seed", "numpy_generator", "torch_generator"]
+
 
 def derive_seed(seed: int, *, node: int = 0, round: int = 0, purpose: str) -> int:
     """A 63-bit seed that is a hash of its arguments: equal arguments, equal draws, on every machine."""

@@ -198,7 +198,7 @@ def test_a_class_may_be_absent_from_the_test(tmp_path: Path) -> None:
 
 def test_statistics_are_exact_over_many_pictures() -> None:
     x = RANDOM.integers(0, 256, (600, 2, 3, 3), dtype=np.uint8)
-    mean, std = folder.statistics(x)
+    mean, std = folder._statistics(x)
     values = x.astype(np.float64) / 255
     assert mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-13)
     assert std == pytest.approx(values.std((0, 2, 3)).tolist(), rel=1e-13)

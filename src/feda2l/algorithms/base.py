@@ -13,6 +13,8 @@ from torch import Tensor
 
 from feda2l.errors import FedA2LError
 
+__all__ = ["Algorithm", "Defaults", "Neighbourhood", "Own", "Task"]
+
 Defaults = Mapping[str, Mapping[str, Any]]
 
 

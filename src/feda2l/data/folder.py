@@ -13,8 +13,10 @@ from feda2l.data.labels import groups_of, hold_out, numbered
 from feda2l.data.pictures import describe, gather, say
 from feda2l.errors import FedA2LError
 
-NODES = "nodes.csv"
-LAYOUT = "expected FOLDER/train/CLASS/PICTURE and, for the test, FOLDER/test/CLASS/PICTURE"
+__all__ = ["load"]
+
+_NODES = "nodes.csv"
+_LAYOUT = "expected FOLDER/train/CLASS/PICTURE and, for the test, FOLDER/test/CLASS/PICTURE"
 
 
 def load(
@@ -56,7 +58,7 @@ def load(
     if gathered.problems:
         raise FedA2LError(f"{root}: {describe(gathered.problems, len(names))}; repair or remove them", see="own-data")
     x, y = gathered.x, torch.from_numpy(labels)
-    mean, std = statistics(x[trained])
+    mean, std = _statistics(x[trained])
     return Images(
         name=root.resolve().name,
         train_x=torch.from_numpy(x[trained]),
@@ -72,7 +74,7 @@ def load(
     )
 
 
-def statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of pictures [n, channels, height, width] divided by 255.
 
     One pass that counts each value: the counts are exact, and so is all that follows but for float64. A channel that
@@ -92,23 +94,23 @@ def statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ..
 def _listing(root: Path, part: str) -> dict[str, list[str]]:
     """The names of the pictures in each class of a part, relative to the root."""
     if not (root / part).is_dir():
-        raise FedA2LError(f"{root / part} is not a folder; {LAYOUT}", see="own-data")
+        raise FedA2LError(f"{root / part} is not a folder; {_LAYOUT}", see="own-data")
     listing = {}
     for folder in _entries(root / part):
         if not folder.is_dir():
-            raise FedA2LError(f"{folder} lies outside the folder of a class; {LAYOUT}", see="own-data")
+            raise FedA2LError(f"{folder} lies outside the folder of a class; {_LAYOUT}", see="own-data")
         names = []
         for picture in _entries(folder):
             if picture.is_dir():
                 raise FedA2LError(
-                    f"{picture} is a folder inside that of a class; {LAYOUT}; nodes stand in {NODES}", see="own-data"
+                    f"{picture} is a folder inside that of a class; {_LAYOUT}; nodes stand in {_NODES}", see="own-data"
                 )
             names.append(picture.relative_to(root).as_posix())
         if not names:
             raise FedA2LError(f"{folder} holds no picture; remove it, or fill it", see="own-data")
         listing[folder.name] = names
     if not listing:
-        raise FedA2LError(f"{root / part} holds no class; {LAYOUT}", see="own-data")
+        raise FedA2LError(f"{root / part} holds no class; {_LAYOUT}", see="own-data")
     if part == "train" and len(listing) == 1:
         raise FedA2LError(
             f"{root / part} holds only the class {next(iter(listing))!r}; there is nothing to tell apart",
@@ -132,7 +134,7 @@ def _flat(listing: dict[str, list[str]], classes: list[str]) -> tuple[list[str],
 
 def _groups(root: Path, names: list[str], train: NDArray[np.bool_]) -> NDArray[np.int64] | None:
     """The node number of each training picture, if there is a `nodes.csv`; lines of test pictures are passed over."""
-    path = root / NODES
+    path = root / _NODES
     if not path.exists():
         return None
     nodes: dict[str, str] = {}

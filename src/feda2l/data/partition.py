@@ -16,13 +16,15 @@ from torch import Tensor
 from feda2l.errors import FedA2LError
 from feda2l.randomness import numpy_generator
 
+__all__ = ["Indices", "dirichlet", "iid", "natural", "pathological", "shards", "split", "table"]
+
 Indices = NDArray[np.int64]
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # The work a request may cost, in units of about 10 ns: seconds, and the same number of draws on every machine.
-BUDGET = 150_000_000
-PROBE = BUDGET // 10
-ALPHAS = [mantissa * 10.0**exponent for exponent in range(-3, 3) for mantissa in (1, 2, 5)]
+_BUDGET = 150_000_000
+_PROBE = _BUDGET // 10
+_ALPHAS = [mantissa * 10.0**exponent for exponent in range(-3, 3) for mantissa in (1, 2, 5)]
 
 
 def iid(labels: ArrayLike | Tensor, *, nodes: int, seed: int = 1, min_size: int = 1) -> list[Indices]:
@@ -50,7 +52,7 @@ def dirichlet(
     if not _within(alpha, 0, sys.float_info.max):
         raise FedA2LError(f"alpha must be a positive number, got {alpha!r}; the paper uses 0.01, 0.1 and 0.5")
     members = [np.flatnonzero(array == label) for label in np.unique(array)]
-    parts, best = _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=BUDGET)
+    parts, best = _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=_BUDGET)
     if parts is None:
         raise FedA2LError(
             _infeasible(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, best=best), see="partition"
@@ -197,12 +199,12 @@ def _infeasible(members: list[Indices], *, nodes: int, alpha: float, seed: int, 
     """Why no draw passed, and requests near this one that were tried and do pass with the same seed."""
 
     def passes(nodes: int = nodes, alpha: float = alpha) -> bool:
-        return _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=PROBE)[0] is not None
+        return _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=_PROBE)[0] is not None
 
     feasible = [f"min_size <= {best}"] if best > 0 else []
     if fewer := _first(list(range(nodes - 1, 0, -1)), lambda count: passes(nodes=count)):
         feasible.append(f"nodes = {fewer}")
-    if larger := _first([value for value in ALPHAS if value > alpha], lambda value: passes(alpha=value)):
+    if larger := _first([value for value in _ALPHAS if value > alpha], lambda value: passes(alpha=value)):
         feasible.append(f"alpha = {larger:g}")
     feasible.append('partition = "iid"')
     why = "" if best >= 0 else " (no draw could be finished: alpha is too extreme for floating point)"
@@ -212,7 +214,7 @@ def _infeasible(members: list[Indices], *, nodes: int, alpha: float, seed: int, 
     )
 
 
-def _first(candidates: list[T], passes: Callable[[T], bool]) -> T | None:
+def _first(candidates: list[_T], passes: Callable[[_T], bool]) -> _T | None:
     """The first candidate that passes, by bisection: those before it fail, those after it pass."""
     low, high, found = 0, len(candidates), None
     while low < high:

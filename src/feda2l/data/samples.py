@@ -11,6 +11,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+__all__ = ["Dataset", "Labelled", "Samples"]
+
 
 class Samples(Protocol):
     """Samples on one device; a batch is asked for by the numbers of its samples, [n] int64."""

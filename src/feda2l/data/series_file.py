@@ -10,7 +10,9 @@ from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_wind
 from feda2l.data.series_text import Columns, read_columns
 from feda2l.errors import FedA2LError
 
-MISSING = ("", "NA", "NaN", "nan")
+__all__ = ["load"]
+
+_MISSING = ("", "NA", "NaN", "nan")
 
 
 def load(
@@ -67,7 +69,7 @@ def _sites(columns: Columns, node: str) -> list[str]:
 def _numbers(columns: Columns, wanted: tuple[str, ...], *, chosen: bool) -> Rows:
     """The variates; where they are all columns because none were chosen, a word among them may be no mistake."""
     try:
-        return columns.numbers(wanted, missing=MISSING)
+        return columns.numbers(wanted, missing=_MISSING)
     except FedA2LError as error:
         if chosen:
             raise

@@ -18,6 +18,8 @@ from feda2l.data.pictures import say
 from feda2l.errors import FedA2LError
 from feda2l.names import nearest
 
+__all__ = ["Table", "load"]
+
 
 @dataclass(frozen=True)
 class Table(Images):

@@ -14,6 +14,8 @@ from feda2l.models.resnet import resnet18, resnet18_gn, resnet34, resnet34_gn
 from feda2l.models.timer import Timer, timer_next_patch
 from feda2l.names import look_up
 
+__all__ = ["MODELS", "build"]
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "small_cnn": small_cnn,

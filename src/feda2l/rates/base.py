@@ -10,6 +10,8 @@ from torch import Tensor
 from feda2l.equations import Signals
 from feda2l.errors import FedA2LError
 
+__all__ = ["Measure", "Rates", "Rule", "Schedule", "ScheduledRates", "Setting", "demand_clip"]
+
 
 @dataclass(frozen=True)
 class Setting:

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+__all__ = ["LEVEL", "PairedTest", "paired_test", "seeds_needed"]
+
 LEVEL = 0.05
-EXACT = 16  # seeds up to which every assignment of signs is looked at
+_EXACT = 16  # seeds up to which every assignment of signs is looked at
 
 
 class PairedTest(NamedTuple):
@@ -46,10 +48,10 @@ def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedTest:
     count = len(differences)
     if count == 0:
         raise ValueError("a paired test needs at least one pair")
-    if count <= EXACT:
+    if count <= _EXACT:
         signs = 1 - 2 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
     else:
-        random = np.random.default_rng(1).choice((-1, 1), size=(1 << EXACT, count))
+        random = np.random.default_rng(1).choice((-1, 1), size=(1 << _EXACT, count))
         signs = np.vstack([np.ones((1, count), dtype=int), random])  # the one seen is one of them
     sums = np.abs(signs @ differences)
     seen = abs(differences.sum())
