@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 
-.PHONY: demo test test-long test-docs test-integrations contract soak fuzz lint bench browser notebooks dist try-dist clean
+.PHONY: demo test test-long test-docs test-integrations contract soak fuzz lint bench browser docs notebooks dist try-dist clean
 
 demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
 	$(BIN)/feda2l demo
@@ -15,7 +15,7 @@ test-long: $(VENV)/.test lint browser ## everything, the tests that take minutes
 	$(BIN)/python -m pytest -n 2
 
 test-docs: $(VENV)/.test     ## what the pages and the notebooks show
-	$(BIN)/python -m pytest -n 2 tests/acceptance/test_docs.py tests/notebooks
+	$(BIN)/python -m pytest -n 2 tests/acceptance/test_docs.py tests/docs tests/notebooks
 
 contract: $(VENV)/.test      ## every algorithm with every rate rule on every topology, for one round
 	$(BIN)/python -m pytest -n 2 -m long -rP tests/algorithms/test_contract_of_algorithms.py
@@ -30,8 +30,8 @@ fuzz: $(VENV)/.test          ## 100,000 broken messages: nothing may crash, hang
 	$(BIN)/python -m feda2l.bench.fuzz_messages --inputs 100000
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests examples tools docs/notebooks conftest.py
-	$(BIN)/ruff format --check src tests examples tools docs/notebooks conftest.py
+	$(BIN)/ruff check src tests examples tools docs conftest.py
+	$(BIN)/ruff format --check src tests examples tools docs conftest.py
 	$(BIN)/mypy
 
 bench: $(VENV)/.demo         ## this engine beside a plain loop, both sides from one run
@@ -41,6 +41,10 @@ browser:                     ## Chromium for the tests of the report's page, whe
 	@command -v chromedriver > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || \
 		{ echo "installing Chromium for the page's tests"; timeout 300 apt-get install -y -q chromium chromium-driver > /dev/null; } || \
 		echo "Chromium cannot be installed: the page's tests are skipped"
+
+docs: $(VENV)/.docs          ## the documentation site in docs/_build/html, offline; a warning fails it
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -n -q docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 notebooks: $(VENV)/.test     ## execute docs/notebooks anew, in place
 	$(BIN)/python tools/execute_notebooks.py
@@ -54,7 +58,7 @@ try-dist: dist               ## install both into empty environments of PYTHON a
 	$(PYTHON) tools/try_distribution.py dist/*
 
 clean:
-	rm -rf $(VENV) $(VENV)-integrations .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf docs/_build dist $(VENV) $(VENV)-integrations .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -63,9 +67,13 @@ $(VENV)/.demo: $(BIN)/pip pyproject.toml lock.txt
 	$(INSTALL) --editable ".[plots]"
 	touch $@
 
+$(VENV)/.docs: $(BIN)/pip pyproject.toml lock.txt
+	$(INSTALL) --editable ".[docs]"
+	touch $@
+
 $(VENV)/.test: $(BIN)/pip pyproject.toml lock.txt
 	$(INSTALL) --editable ".[test]"
-	touch $@ $(VENV)/.demo
+	touch $@ $(VENV)/.demo $(VENV)/.docs
 
 $(VENV)-integrations/.done: pyproject.toml lock-integrations.txt
 	$(PYTHON) -m venv $(VENV)-integrations

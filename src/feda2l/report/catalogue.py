@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
+from pydantic.fields import FieldInfo
 from rich.table import Table
 
 from feda2l.algorithms import ALGORITHMS
@@ -16,6 +18,7 @@ from feda2l.rates import RULES
 from feda2l.rates.feda2l import FedA2LRule
 from feda2l.topology import TOPOLOGIES
 
+BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 OWN = '"package.module:Class"'
 
 
@@ -63,7 +66,7 @@ def catalogue(what: str | None = None) -> list[Table]:
             ],
         ),
         "studies": lambda: _table("studies", ("name", "what it is", "runs", "rounds"), _studies()),
-        "keys": lambda: _table("keys of a spec", ("key", "default", "what it is"), _keys()),
+        "keys": lambda: _table("keys of a spec", ("key", "type", "default", "what it is"), _keys()),
     }
     return [make() for name, make in tables.items() if what in (None, name)]
 
@@ -84,18 +87,42 @@ def _studies() -> Iterable[tuple[str, str, str, str]]:
         yield name, study.title, str(len(study.cells) * len(study.seeds)), f"{rounds:,}"
 
 
-def _keys() -> Iterable[tuple[str, str, str]]:
+def _keys() -> Iterable[tuple[str, str, str, str]]:
     """Every key of a spec with its default; what is empty is left out of a resolved spec."""
     for name, field in Spec.model_fields.items():
         # a section that may be left out is `Section | None`
-        section = next((kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation)
+        section = next((kind for kind in get_args(field.annotation) if kind is not NoneType), field.annotation)
         if not (isinstance(section, type) and issubclass(section, Section)):
-            yield name, str(field.default), field.description or ""
+            yield _key(name, field)
             continue
         for key, inner in section.model_fields.items():
-            yield f"{name}.{key}", "" if inner.default is None else str(inner.default), inner.description or ""
+            yield _key(f"{name}.{key}", inner)
         if issubclass(section, NamedSection):
-            yield f"{name}. ...", "", f"and the parameters of the one named: feda2l list {name.rstrip('s')}s"
+            yield f"{name}. ...", "", "", f"and the parameters of the one named: feda2l list {name.rstrip('s')}s"
+
+
+def _key(name: str, field: FieldInfo) -> tuple[str, str, str, str]:
+    default = "" if field.default is None else str(field.default).lower() if field.annotation is bool else field.default
+    return name, _type(field.annotation, field.metadata), str(default), field.description or ""
+
+
+def _type(kind: Any, limits: Iterable[Any] = ()) -> str:
+    """What a value may be, in words: `int, at least 1`, `sgd | adam | adamw`."""
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(_type(part, limits) for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"list of {_type(get_args(kind)[0])}"
+    if hasattr(kind, "__metadata__"):  # Annotated, within a union
+        return _type(kind.__origin__, [part for field in kind.__metadata__ for part in getattr(field, "metadata", [])])
+    bounds = [
+        f"{word} {bound:g}"
+        for limit in limits
+        for name, word in BOUNDS.items()
+        if (bound := getattr(limit, name, None)) is not None
+    ]
+    return ", ".join([kind.__name__, *bounds])
 
 
 def _parameters(kind: Any) -> str:

@@ -1,0 +1,114 @@
+"""The site in a real browser, from a disk, without a network: headless Chromium, where there is one."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_site import build
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'feda2l[test]'")
+CHROMIUM = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER),
+        reason="needs Chromium and its driver: make browser, or apt-get install chromium-driver",
+    ),
+]
+DESKTOP, PHONE = (1280, 900), (390, 800)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build("html", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.execute_cdp_cmd("Network.enable", {})
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser: Any, site: Path) -> Iterator[Callable[..., Any]]:
+    """`opened("round", PHONE, dark=True)`; at the end nothing may be on the console or asked of a network."""
+
+    def at(page: str, size: tuple[int, int] = DESKTOP, *, dark: bool = False) -> Any:
+        width, height = size
+        shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        name, _, query = page.partition("?")
+        browser.get(f"{(site / f'{name}.html').as_uri()}{query and f'?{query}'}")
+        return browser
+
+    yield at
+    assert [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")] == []
+    events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert asked
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def all_pages(site: Path) -> list[str]:
+    own = [page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")]
+    return sorted(page for page in own if not page.startswith("_modules"))
+
+
+def test_no_page_scrolls_sideways_on_a_phone(opened: Callable[..., Any], site: Path) -> None:
+    wide = {}
+    for page in all_pages(site):
+        browser = opened(page, PHONE)
+        width = browser.execute_script("return document.documentElement.scrollWidth")
+        if width > PHONE[0]:
+            wide[page] = width
+    assert wide == {}
+
+
+LIGHTNESS = """
+    const channels = value => value.match(/[\\d.]+/g).slice(0, 3).map(Number);
+    const light = value => { const [r, g, b] = channels(value); return (.2126 * r + .7152 * g + .0722 * b) / 255; };
+    const style = getComputedStyle(document.querySelector(arguments[0]));
+    return [light(style.color), light(getComputedStyle(document.body).backgroundColor)];
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("page", ["index", "round", "own-loop", "reference/loop", "reference/spec"])
+def test_pages_follow_the_system_into_the_dark(opened: Callable[..., Any], page: str, *, dark: bool) -> None:
+    text, ground = opened(page, dark=dark).execute_script(LIGHTNESS, "article p, article td")
+    assert (text > 0.6 and ground < 0.2) if dark else (text < 0.3 and ground > 0.8)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_figure_of_a_round_is_drawn(opened: Callable[..., Any], *, dark: bool) -> None:
+    browser = opened("round", PHONE, dark=dark)
+    find = "const image = document.querySelector('img[src$=\".svg\"]');"
+    complete, natural, width = browser.execute_script(
+        f"{find} return [image.complete, image.naturalWidth, image.width]"
+    )
+    assert complete
+    assert natural == 520
+    assert 300 < width <= PHONE[0]
+
+
+def test_search_works_from_a_disk(opened: Callable[..., Any]) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser = opened("search?q=metropolis")
+    found = "return document.querySelector('#search-results li a[href^=\"own-topology.html\"]')"
+    assert WebDriverWait(browser, 20).until(lambda driver: driver.execute_script(found))
