@@ -46,6 +46,7 @@ MODULES = (
     "feda2l.rates",
     "feda2l.report.significance",
     "feda2l.topology",
+    "feda2l.trackers",
 )
 # Classes that are handed out and never built by a user: public in what they offer, not in where they lie.
 HANDED_OUT = (

@@ -148,17 +148,17 @@ def test_a_network_is_split_and_heals(tmp_path, topology):
 
 def test_a_slow_node_does_not_slow_the_others_past_the_deadline(tmp_path):
     spec = on("full", training={"epochs": 5}, rounds=40)
-    network = Network(tmp_path, spec, deadline={"least": 2.0, "most": 3.0})
+    network = Network(tmp_path, spec, deadline={"least": 0.5, "most": 1.0})
     slow, others = network.nodes[4], network.nodes[:4]
     text = (tmp_path / "spec.toml").read_text()
-    (tmp_path / "slow.toml").write_text(text.replace("epochs = 5", "epochs = 500"))  # for any machine
+    (tmp_path / "slow.toml").write_text(text.replace("epochs = 5", "epochs = 150"))  # seconds, on any machine
     slow.write(spec="slow.toml")
     with network:
         network.finish(300)
     expected, _ = fault_free(spec, tmp_path / "simulated")
     for node in others:
         assert len(check_lines(node, 40)) == 40
-        assert max(line["mix"] for line in node.timings()) < 3.0 + 4
+        assert max(line["mix"] for line in node.timings()) < 1.0 + 4
         assert abs(node.accuracy - expected) < DISTANCE
     part = check_lines(slow, 40)
     assert len(part) < 40  # rounds went by without it

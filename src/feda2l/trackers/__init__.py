@@ -17,6 +17,8 @@ from feda2l.names import look_up
 if TYPE_CHECKING:
     from feda2l.experiment.spec import Spec
 
+__all__ = ["TRACKERS", "MakeTracker", "TrackedRun", "Tracker", "TrackerLike", "find_tracker"]
+
 # name: the package that it needs, and our class
 TRACKERS = {
     "tensorboard": ("tensorboard", "TensorBoardTracker"),

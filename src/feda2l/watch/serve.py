@@ -101,6 +101,7 @@ class LiveServer(uvicorn.Server):
         self.loop: asyncio.AbstractEventLoop | None = None
         config = uvicorn.Config(
             application(self.live, page),
+            log_config=None,  # the process's logging is not ours to set
             log_level="error",
             access_log=False,
             lifespan="off",
