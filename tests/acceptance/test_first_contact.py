@@ -18,7 +18,7 @@ import torch
 from feda2l import doctor, explain
 from feda2l.errors import Busy, FedA2LError
 from feda2l.experiment.commented_spec import commented_spec
-from feda2l.experiment.spec import Section, Spec
+from feda2l.experiment.spec import NetworkSpec, Section, Spec, section_of
 
 Cli = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -36,9 +36,13 @@ def keys(values: dict[str, Any]) -> set[str]:
 
 
 def all_keys() -> set[str]:
+    """Of all sections but those that are off as a whole."""
     found = set()
     for name, value in Spec():
-        found |= {f"{name}.{key}" for key in type(value).model_fields} if isinstance(value, Section) else {name}
+        if isinstance(value, Section):
+            found |= {f"{name}.{key}" for key in type(value).model_fields}
+        elif section_of(Spec.model_fields[name]) is None:
+            found.add(name)
     return found
 
 
@@ -49,6 +53,7 @@ def all_keys() -> set[str]:
         ["data.name=exchange_rate"],
         ['data.name="csv"', 'data.path="t.csv"', 'data.columns=["a", "b"]', "rates.window=4", "rounds=7"],
         ["algorithm.name=fedprox", "algorithm.mu=0.1", "faults=plan.toml"],
+        ["network.participation=0.5"],
     ],
     ids=len,
 )
@@ -63,6 +68,15 @@ def test_a_commented_spec_has_every_key_once_and_each_line_is_sound() -> None:
     Spec.parse(everything)
     for line in commented_spec().splitlines():
         assert line.startswith(("#", "[")) or not line or re.match(r"\w+ = .+  # \S", line)
+
+
+def test_a_section_that_is_off_has_every_key_and_each_can_be_set() -> None:
+    text = commented_spec()
+    assert "\n# [network]  # " in text
+    lines = re.findall(r"^#   (\w+ = .*)", text, re.MULTILINE)
+    assert [line.split(" ")[0] for line in lines] == list(NetworkSpec.model_fields)
+    for line in lines:
+        Spec.parse(tomllib.loads(f"[network]\n{line}"))
 
 
 def test_init_writes_a_file_that_runs_and_never_overwrites(cli: Cli) -> None:

@@ -146,7 +146,12 @@ PACK: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("base", "workers"), [(MLP, 0), (MLP, 2), (CNN, 2)], ids=["mlp", "mlp in workers", "small_cnn in workers"]
+    ("base", "workers"),
+    [
+        pytest.param(MLP, 0, id="mlp"),
+        pytest.param(MLP, 2, id="mlp in workers"),
+        pytest.param(CNN, 2, marks=pytest.mark.long, id="small_cnn in workers"),
+    ],
 )
 def test_a_run_in_a_pack_has_the_bytes_it_has_alone(base: dict[str, Any], workers: int, tmp_path: Path) -> None:
     shared = merged(base, {"runtime": {"workers": workers}})
@@ -357,7 +362,8 @@ KILLED = merged(
 )
 
 
-def test_kill_9_at_many_moments_and_resume_give_the_same_bytes(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 4])
+def test_kill_9_at_many_moments_and_resume_give_the_same_bytes(start: Start, tmp_path: Path, every: int) -> None:
     folder = tmp_path / "out"
     rounds, partial = folder / "rounds.jsonl", folder / "checkpoint.partial"
     moments: list[tuple[Callable[[], bool], float]] = [
@@ -373,7 +379,7 @@ def test_kill_9_at_many_moments_and_resume_give_the_same_bytes(start: Start, tmp
         ((folder / "layers.parquet").exists, 0),
     ]
     kills = 0
-    for seen, pause in moments:
+    for seen, pause in moments[::every]:
         running = start("run", *flags(KILLED), "--out", "out", "--resume", "--quiet")
         if not wait_for(running, seen):
             continue  # it was over before
@@ -382,7 +388,7 @@ def test_kill_9_at_many_moments_and_resume_give_the_same_bytes(start: Start, tmp
         running.wait()
         kills += running.returncode == -signal.SIGKILL
         assert gone(running.pid), "a worker outlived its parent"
-    assert kills >= 8
+    assert kills >= 8 // every
     last = start("run", *flags(KILLED), "--out", "out", "--resume", "--quiet")
     _, err = last.communicate(timeout=60)
     assert last.returncode == 0, err
@@ -441,7 +447,7 @@ def test_a_killed_worker_ends_the_run_with_a_message(start: Start, tmp_path: Pat
     assert gone(running.pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_lets_the_round_end_and_the_run_can_be_resumed(
     number: signal.Signals, start: Start, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def small(monkeypatch):
     monkeypatch.setattr(compare, "exchange_works", lambda: EXCHANGE)
 
 
+@pytest.mark.long
 def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
     file = tmp_path / "bench.json"
     bench(json_file=file)

@@ -91,7 +91,7 @@ def test_a_stride_and_an_end_with_empty_lines(tmp_path: Path) -> None:
         (
             ["x,y", *rows(40, gap=3, word="high")],
             {"variates": ["x", "y"]},
-            r"own.csv, line 5, column 'y': expected a number or an empty cell, found 'high'$",
+            r"own.csv, line 5, column 'y': expected a number or an empty cell, found 'high'",
         ),
         (["x,y", *rows(40, gap=3, word="inf")], {}, r"own.csv, line 5, column 'y': expected a number.* found 'inf'"),
         (["x,y", *rows(40), "1,2,3"], {}, r"own.csv, line 42: expected 2 values, found 3"),

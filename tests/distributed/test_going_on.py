@@ -51,6 +51,7 @@ def processes_of(job: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path):
     """Two rounds on two ranks, two in one process, two on three ranks."""
     out = tmp_path / "run"
@@ -65,6 +66,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path):
     assert not differing(out, alone)
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(tmp_path):
     """kill -9 of rank 1: torchrun starts all ranks again, which go on after the checkpoint by themselves."""
     spec, out = write(tmp_path, LONG), tmp_path / "run"

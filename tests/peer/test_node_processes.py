@@ -25,6 +25,7 @@ SPEC: dict[str, Any] = {
 DISTANCE = 0.05  # of the accuracy from that of the fault-free run; measured: 0.000 to 0.01
 
 
+@pytest.mark.long
 def test_one_is_killed_and_one_leaves_and_both_come_back(tmp_path):
     with Network(tmp_path, SPEC) as network:
         survivors, killed, left = network.nodes[:3], network.nodes[3], network.nodes[4]

@@ -15,6 +15,8 @@ from tools.try_distribution import try_distribution
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXPLAINED = "feda2l/troubleshooting.md"  # a page of docs/ that goes with the package
+APART = {"lightning", "transformers", "flower", "hivemind", "integrations"}  # extras with a lock of their own
 
 
 def build(out: Path) -> dict[str, Path]:
@@ -48,15 +50,15 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(dist: dict[str, Pa
         if path.is_file() and "__pycache__" not in path.parts
     }
     found = {name for name in wheel_files(dist) if ".dist-info/" not in name}
-    assert found == package
+    assert found == package | {EXPLAINED}
     assert {"feda2l/py.typed", "feda2l/studies/digits-rules.toml", "feda2l/report/page_parts/page.html"} <= found
     assert any(name.startswith("feda2l/report/paper/") and name.endswith(".csv") for name in found)
 
 
 def test_the_sdist_has_what_the_wheel_is_made_of_and_no_more(dist: dict[str, Path]) -> None:
     found = sdist_files(dist)
-    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "lock.txt", "docs/equations.md"} <= found
-    assert {f"src/{name}" for name in wheel_files(dist) if ".dist-info/" not in name} <= found
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "lock.txt", "docs/troubleshooting.md"} <= found
+    assert {f"src/{name}" for name in wheel_files(dist) - {EXPLAINED} if ".dist-info/" not in name} <= found
     assert not [name for name in found if name.startswith(("tests/", "results/", ".github/", "runs/", "deploy/"))]
     assert dist["sdist"].stat().st_size < 5_000_000
 
@@ -87,12 +89,14 @@ def test_one_version_everywhere() -> None:
     assert f"\nversion: {PROJECT['version']}\n" in citation
 
 
-def test_every_dependency_is_pinned() -> None:
-    pins = [line.split("==")[0] for line in (ROOT / "lock.txt").read_text().splitlines() if "==" in line]
+@pytest.mark.parametrize(("lock", "apart"), [("lock.txt", False), ("lock-integrations.txt", True)])
+def test_every_dependency_is_pinned(lock: str, apart: bool) -> None:
+    pins = [line.split("==")[0] for line in (ROOT / lock).read_text().splitlines() if "==" in line]
     pinned = {name.lower().replace("_", "-").replace(".", "-") for name in pins}
     assert len(pinned) == len(pins)
-    wanted = [*PROJECT["dependencies"], *(need for own in PROJECT["optional-dependencies"].values() for need in own)]
-    names = {need.partition(">=")[0].lower() for need in wanted if not need.startswith("feda2l[")}
+    extras = PROJECT["optional-dependencies"]
+    wanted = [need for name, own in extras.items() if (name in APART) == apart for need in own]
+    names = {need.partition(">=")[0].lower() for need in PROJECT["dependencies"] + wanted if "feda2l[" not in need}
     assert names <= pinned
 
 

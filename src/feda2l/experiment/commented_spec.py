@@ -8,7 +8,7 @@ import tomli_w
 from pydantic.fields import FieldInfo
 
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.experiment.spec import NamedSection, Section, Spec
+from feda2l.experiment.spec import NamedSection, Section, Spec, section_of
 
 HEAD = """\
 # A run of FedA2L. Run it:  feda2l run {file}
@@ -38,21 +38,26 @@ def commented_spec(sets: Sequence[str] = (), file: str = "spec.toml") -> str:
     """
     spec = Spec.parse({}, "init", sets)
     lines = [HEAD.format(file=file), *_keys(spec)]
-    for name in Spec.model_fields:
-        if isinstance(section := getattr(spec, name), Section):
-            lines += ["", f"[{name}]  # {(type(section).__doc__ or '').splitlines()[0]}", *_keys(section)]
-            if isinstance(section, NamedSection):
-                lines += [_line(key, value) for key, value in (section.model_extra or {}).items()]
-                lines.append(f"#   and the parameters of the one named: feda2l list {name.rstrip('s')}s")
+    for name, field in Spec.model_fields.items():
+        if (kind := section_of(field)) is None:
+            continue
+        section, title = getattr(spec, name), f"[{name}]  # {(kind.__doc__ or '').splitlines()[0]}"
+        if section is None:  # off as a whole: its keys are set back, since they mean nothing without it
+            lines += ["", f"# {title}", *(line.replace("# ", "#   ", 1) for line in _keys(kind()))]
+            continue
+        lines += ["", title, *_keys(section)]
+        if isinstance(section, NamedSection):
+            lines += [_line(key, value) for key, value in (section.model_extra or {}).items()]
+            lines.append(f"#   and the parameters of the one named: feda2l list {name.rstrip('s')}s")
     return "\n".join(lines) + "\n"
 
 
 def _keys(section: Section) -> Iterator[str]:
     top = isinstance(section, Spec)
     for key, field in type(section).model_fields.items():
-        value = getattr(section, key)
-        if isinstance(value, Section):
+        if section_of(field):
             continue
+        value = getattr(section, key)
         is_set = key in section.model_fields_set or ((top or key == "name") and value is not None)
         shown = value if value is not None else (field.examples or [None])[0]
         yield f"{'' if is_set else '# '}{_line(key, shown)}  # {_meaning(field)}"

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import tomli_w
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.data import CATALOG
@@ -119,14 +120,22 @@ class ModelSpec(Section):
     )
     init: Literal["common", "per_node"] = Field(default="common", description="one start for all nodes, or one each")
     start: str | None = Field(
-        default=None, description="pretrained weights that all nodes start from: a safetensors file of a state_dict"
+        default=None,
+        description="pretrained weights that all nodes start from: a safetensors file of a state_dict",
+        examples=["pretrained.safetensors"],
     )
-    start_sha256: str | None = Field(default=None, description="of the start; filled in, and checked where it is given")
+    start_sha256: str | None = Field(
+        default=None, description="of the start; filled in, and checked where it is given", examples=[64 * "0"]
+    )
     fresh: tuple[str, ...] | None = Field(
-        default=None, description="layers (names or patterns) that are drawn anew and not read from the start"
+        default=None,
+        description="layers (names or patterns) that are drawn anew and not read from the start",
+        examples=[["classifier"]],
     )
     freeze: tuple[str, ...] | None = Field(
-        default=None, description="layers (names or patterns) that keep their start: neither trained nor exchanged"
+        default=None,
+        description="layers (names or patterns) that keep their start: neither trained nor exchanged",
+        examples=[["conv*"]],
     )
     loss: str | None = Field(
         default=None,
@@ -162,6 +171,12 @@ class TopologySpec(Section):
     def _known(self) -> Self:
         look_up(self.name, TOPOLOGIES, "topology.name")
         return self
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a field of the spec holds, also one that may be left out; None of a plain key."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
 class NamedSection(Section):
@@ -263,18 +278,38 @@ class NetworkSpec(Section):
     participation: Share = Field(default=1.0, description="share of the nodes that take part, drawn every round")
     min_nodes: Count = Field(default=2, description="at least so many take part")
     compute_ms: NotNegative | None = Field(
-        default=None, description="milliseconds that the gradient of one sample takes at speed 1; unless told none"
+        default=None,
+        description="milliseconds that the gradient of one sample takes at speed 1; unless told none",
+        examples=[1.0],
     )
     speed: Annotated[float | str | tuple[float, ...], PlainValidator(_speed)] = Field(
         default=1.0, description="of the nodes: one number, one each, or uniform, computers or phones"
     )
-    links: str | None = Field(default=None, description="lan, wan, home or mobile: latencies and bandwidths are drawn")
-    latency_ms: NotNegative | None = Field(default=None, description="of every link, in place of what links says")
-    bandwidth_mbit: Positive | None = Field(default=None, description="of every link; unless told nothing limits it")
-    uplink_mbit: Annotated[float | tuple[float, ...] | None, PlainValidator(_uplink)] = Field(
-        default=None, description="of a node, shared by the messages that it sends: one number, or one each"
+    links: str | None = Field(
+        default=None,
+        description="lan, wan, home or mobile: latencies and bandwidths are drawn",
+        examples=["home"],
     )
-    file: str | None = Field(default=None, description="a CSV file of links: from,to,latency_ms,mbit")
+    latency_ms: NotNegative | None = Field(
+        default=None,
+        description="of every link, in place of what links says",
+        examples=[50.0],
+    )
+    bandwidth_mbit: Positive | None = Field(
+        default=None,
+        description="of every link; unless told nothing limits it",
+        examples=[10.0],
+    )
+    uplink_mbit: Annotated[float | tuple[float, ...] | None, PlainValidator(_uplink)] = Field(
+        default=None,
+        description="of a node, shared by the messages that it sends: one number, or one each",
+        examples=[5.0],
+    )
+    file: str | None = Field(
+        default=None,
+        description="a CSV file of links: from,to,latency_ms,mbit",
+        examples=["links.csv"],
+    )
     seed: int = Field(default=1, ge=0, description="of what is drawn for nodes and links")
 
     @model_validator(mode="after")

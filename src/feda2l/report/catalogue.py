@@ -10,7 +10,7 @@ from rich.table import Table
 
 from feda2l.algorithms import ALGORITHMS
 from feda2l.data import CATALOG
-from feda2l.experiment.spec import NamedSection, Section, Spec
+from feda2l.experiment.spec import NamedSection, Spec, section_of
 from feda2l.experiment.study import Study, shipped
 from feda2l.models import MODELS
 from feda2l.network.profiles import LINKS, SPEEDS
@@ -90,9 +90,7 @@ def _studies() -> Iterable[tuple[str, str, str, str]]:
 def _keys() -> Iterable[tuple[str, str, str, str]]:
     """Every key of a spec with its default; what is empty is left out of a resolved spec."""
     for name, field in Spec.model_fields.items():
-        # a section that may be left out is `Section | None`
-        section = next((kind for kind in get_args(field.annotation) if kind is not NoneType), field.annotation)
-        if not (isinstance(section, type) and issubclass(section, Section)):
+        if (section := section_of(field)) is None:
             yield _key(name, field)
             continue
         for key, inner in section.model_fields.items():
