@@ -12,9 +12,9 @@ from PIL import Image
 
 import feda2l
 from feda2l.errors import FedA2LError
+from whole_runs import SAME
 
 Cli = Callable[..., Any]
-SAME = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
 SMALL = {"rates": {"name": "constant", "base": 0.05}, "runtime": {"workers": 0}}
 SITES = ("north", "south", "west")
 

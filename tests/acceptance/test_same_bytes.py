@@ -14,8 +14,8 @@ import pytest
 
 import feda2l
 from feda2l.errors import FedA2LError
+from whole_runs import SAME
 
-SAME = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
 Start = Callable[..., "subprocess.Popen[str]"]
 
 

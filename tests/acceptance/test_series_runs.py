@@ -13,9 +13,9 @@ import feda2l
 from feda2l.data import exchange_rate
 from feda2l.data.series import Series, forecast_errors
 from feda2l.errors import FedA2LError
+from whole_runs import SAME
 
 Cli = Callable[..., Any]
-SAME = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
 MODULE = """
 import torch
 from torch import nn

@@ -1,7 +1,6 @@
 """The site in a real browser, from a disk, without a network: headless Chromium, where there is one."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,9 @@ from typing import Any
 import pytest
 from test_site import build
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'feda2l[test]'")
-CHROMIUM = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
-DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER),
-        reason="needs Chromium and its driver: make browser, or apt-get install chromium-driver",
-    ),
-]
+from chromium import chromium
+
+pytestmark = pytest.mark.long
 DESKTOP, PHONE = (1280, 900), (390, 800)
 
 
@@ -31,15 +23,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.execute_cdp_cmd("Network.enable", {})
-    yield driver
-    driver.quit()
+    with chromium("performance") as driver:
+        yield driver
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from feda2l.experiment.studies import study
 from feda2l.experiment.study import Study, shipped
 from feda2l.experiment.study_folder import StudyFolder
 from feda2l.experiment.study_run import Outcome, StudyRun, choose
+from whole_runs import SAME
 
-SAME = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
 TINY: dict[str, Any] = {
     "name": "tiny",
     "seeds": 2,

@@ -11,8 +11,8 @@ from feda2l.errors import FedA2LError
 from feda2l.experiment.evaluate import evaluate
 from feda2l.report.find_runs import Notes
 from feda2l.report.report import read, report
+from whole_runs import content, stopped
 
-SAME = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
 EVERY_KIND = (
     "crash node=1 round=2",
     "restart node=1 round=5",
@@ -35,26 +35,6 @@ SPEC = {
 
 def run(out: Path, **sections) -> feda2l.Run:
     return feda2l.run({**SPEC, **sections}, out=out, progress=False)
-
-
-def content(run: feda2l.Run) -> dict[str, bytes]:
-    return {name: (run.path / name).read_bytes() for name in SAME}
-
-
-def stopped(out: Path, after: int, **sections) -> None:
-    """A run that is killed as it ends a round: its checkpoint is of the round before."""
-
-    def stop(record):
-        if record["round"] == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        feda2l.run(
-            {**SPEC, "runtime": {"workers": 0, "checkpoint_seconds": 0}, **sections},
-            out=out,
-            progress=False,
-            on_round=stop,
-        )
 
 
 def test_a_plan_without_faults_changes_no_byte(plan, tmp_path):
@@ -92,7 +72,7 @@ def test_every_algorithm_goes_on_through_every_kind_of_fault(name, plan, tmp_pat
     assert {round: nodes for round, nodes in away.items() if nodes} == {2: [1], 3: [1, 2], 4: [1, 2], 9: [3], 10: [3]}
     # stopped in the midst of the absences and resumed
     part = tmp_path / "part"
-    stopped(part, 3, **sections)
+    stopped({**SPEC, **sections}, part, 3)
     assert content(feda2l.run({**SPEC, **sections}, out=part, resume=True, progress=False)) == content(whole)
 
 
@@ -100,7 +80,7 @@ def test_every_algorithm_goes_on_through_every_kind_of_fault(name, plan, tmp_pat
 def test_resumed_after_any_round_the_bytes_are_the_same(after, plan, tmp_path):
     sections = {"faults": plan(*EVERY_KIND), "training": {"momentum_state": "average"}}
     whole = run(tmp_path / "whole", **sections)
-    stopped(tmp_path / "part", after, **sections)
+    stopped({**SPEC, **sections}, tmp_path / "part", after)
     again = feda2l.run({**SPEC, **sections}, out=tmp_path / "part", resume=True, progress=False)
     assert content(again) == content(whole)
 
@@ -118,7 +98,7 @@ def test_workers_and_packing_change_no_byte(plan, tmp_path):
 
 def test_a_run_goes_on_only_with_its_own_plan(plan, tmp_path):
     path = plan("crash node=1 round=2")
-    stopped(tmp_path / "run", 3, faults=path)
+    stopped({**SPEC, "faults": path}, tmp_path / "run", 3)
     plan("crash node=1 round=4")
     with pytest.raises(FedA2LError, match="the fault plan is not the one that this run began with"):
         feda2l.run({**SPEC, "faults": path}, out=tmp_path / "run", resume=True, progress=False)

@@ -14,8 +14,8 @@ from feda2l.experiment.evaluate import evaluate
 from feda2l.experiment.spec import Spec
 from feda2l.network import Participation
 from feda2l.peer.check import refuse_network
+from whole_runs import content, stopped
 
-SAME = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
 SPEC = {
     "rounds": 5,
     "data": {"nodes": 6},
@@ -34,22 +34,6 @@ def _one_thread(one_thread_each: None) -> None:
 
 def run(out: Path, **sections) -> feda2l.Run:
     return feda2l.run({**SPEC, **sections}, out=out, progress=False)
-
-
-def content(run: feda2l.Run) -> dict[str, bytes]:
-    return {name: (run.path / name).read_bytes() for name in SAME}
-
-
-def stopped(out: Path, after: int, **sections) -> None:
-    """A run that is killed as it ends a round: its checkpoint is of the round before."""
-
-    def stop(record):
-        if record["round"] == after:
-            raise KeyboardInterrupt
-
-    runtime = {"workers": 0, "checkpoint_seconds": 0}
-    with pytest.raises(KeyboardInterrupt):
-        feda2l.run({**SPEC, "runtime": runtime, **sections}, out=out, progress=False, on_round=stop)
 
 
 def without_time(record):
@@ -199,7 +183,7 @@ def test_the_same_bytes_again_packed_and_resumed_after_any_round(network, tmp_pa
     assert "simulated_seconds" not in packed[0].folder.read()[0]
     for after in (2, 4):
         part = tmp_path / f"part-{after}"
-        stopped(part, after, **sections)
+        stopped({**SPEC, **sections}, part, after)
         assert content(feda2l.run({**SPEC, **sections}, out=part, resume=True, progress=False)) == content(whole)
 
 
@@ -218,7 +202,7 @@ def test_a_run_keeps_its_links_and_goes_on_with_no_others(tmp_path):
     sections = {"network": {"file": str(path)}, "rounds": 3}
     whole = run(tmp_path / "whole", **sections)
     assert (whole.path / "links.csv").read_text() == path.read_text()
-    stopped(tmp_path / "part", 2, **sections)
+    stopped({**SPEC, **sections}, tmp_path / "part", 2)
     path.write_text(path.read_text().replace("0,1,0,1", "0,1,9,1"))
     with pytest.raises(FedA2LError, match="is not the one that this run began with"):
         feda2l.run({**SPEC, **sections}, out=tmp_path / "part", resume=True, progress=False)

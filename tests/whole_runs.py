@@ -1,0 +1,26 @@
+"""Run folders that must hold the same bytes, and runs that are cut off."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feda2l
+
+SAME = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
+
+
+def content(run: feda2l.Run) -> dict[str, bytes]:
+    return {name: (run.path / name).read_bytes() for name in SAME}
+
+
+def stopped(spec: dict[str, Any], out: Path, after: int) -> None:
+    """A run that is killed as it ends a round: its checkpoint is of the round before."""
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == after:
+            raise KeyboardInterrupt
+
+    runtime = {**spec["runtime"], "checkpoint_seconds": 0}
+    with pytest.raises(KeyboardInterrupt):
+        feda2l.run({**spec, "runtime": runtime}, out=out, progress=False, on_round=stop)
