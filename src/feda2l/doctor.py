@@ -8,9 +8,11 @@ import ssl
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal
+
+from feda2l.experiment.environment import cores, installed
 
 GIB = 2**30
 LITTLE = GIB  # of disk: a study of checkpoints fills it
@@ -78,10 +80,10 @@ def _core() -> Iterator[Finding]:
     good = sys.version_info >= (3, 11)
     remedy = "" if good else "feda2l needs Python 3.11 or newer"
     yield Finding("Python", "ok" if good else "broken", platform.python_version(), remedy)
-    yield Finding("feda2l", "ok", _version("feda2l") or "a source tree that is not installed")
-    needed = [text for text in requires("feda2l") or () if "extra ==" not in text] if _version("feda2l") else []
+    yield Finding("feda2l", "ok", installed("feda2l") or "a source tree that is not installed")
+    needed = [text for text in requires("feda2l") or () if "extra ==" not in text] if installed("feda2l") else []
     names = [text.split(";")[0].strip() for text in needed]
-    missing = [name for name in names if _version(_bare(name)) is None]
+    missing = [name for name in names if installed(_bare(name)) is None]
     if missing:
         yield Finding("packages", "broken", f"missing: {', '.join(missing)}", f"pip install '{missing[0]}'")
     else:
@@ -114,10 +116,10 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield Finding(
-        "machine", "ok", f"{cores} core{'s' * (cores != 1)} for this process, {memory / GIB:.1f} GiB of memory"
+        "machine", "ok", f"{count} core{'s' * (count != 1)} for this process, {memory / GIB:.1f} GiB of memory"
     )
 
 
@@ -138,12 +140,12 @@ def _disk(data: Path | None) -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     for extra, (packages, purpose) in EXTRAS.items():
-        missing = [name for name in packages if _version(name) is None]
+        missing = [name for name in packages if installed(name) is None]
         if missing:
             found = f"{purpose}; not installed: {', '.join(missing)}"
             yield Finding(f"extra {extra}", "absent", found, f"pip install 'feda2l[{extra}]'")
         else:
-            yield Finding(f"extra {extra}", "ok", ", ".join(f"{name} {_version(name)}" for name in packages))
+            yield Finding(f"extra {extra}", "ok", ", ".join(f"{name} {installed(name)}" for name in packages))
 
 
 def _data(data: Path | None) -> Iterator[Finding]:
@@ -172,7 +174,7 @@ def _network() -> Iterator[Finding]:
     if not ssl.HAS_TLSv1_3:
         yield Finding("network", "absent", f"{ssl.OPENSSL_VERSION} has no TLS 1.3", "needed by real peers")
         return
-    if _version("eclipse-zenoh") is None:
+    if installed("eclipse-zenoh") is None:
         yield Finding("network", "ok", "127.0.0.1 can be listened on, TLS 1.3 is there")
         return
     import zenoh
@@ -182,13 +184,6 @@ def _network() -> Iterator[Finding]:
     )
     with zenoh.open(settings):
         yield Finding("network", "ok", "zenoh listens on 127.0.0.1, TLS 1.3 is there")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _bare(requirement: str) -> str:

@@ -17,15 +17,21 @@ def environment(**more: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "cores": cores(),
+        "packages": {name: installed(name) for name in PACKAGES},
         "commit": _commit(),
         **more,
     }
 
 
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
-def _version(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """A package's version; None where it is not there."""
     try:
         return version(name)
     except PackageNotFoundError:
