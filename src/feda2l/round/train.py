@@ -141,8 +141,9 @@ def objective(training: Training, outputs: Tensor, targets: Tensor, taught: Tens
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The gradient of each parameter, zeros for one that the loss does not depend on; losses of rows are summed."""
-    ones = torch.ones_like(loss)
-    return torch.autograd.grad(loss, parameters, ones, materialize_grads=True, allow_unused=True)
+    # a scalar needs no gradient of its own given: torch's check of one imports sympy, a quarter second a process
+    total = loss.sum() if loss.dim() else loss
+    return torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)
 
 
 def _gradients_at(

@@ -8,6 +8,7 @@ and go in groups, so that a group waits only for rows as long as itself.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,25 +51,26 @@ def batched_forward(model: nn.Sequential) -> Forward:
         left = iter(parameters)
         for part in model:
             if isinstance(part, nn.Conv2d):
-                kernels = next(left)
-                x = _convolution(x, kernels, None if part.bias is None else next(left), part)
+                x = _convolution(x, next(left), part)
             elif isinstance(part, nn.Linear):
-                weight = next(left).transpose(1, 2)
-                x = torch.bmm(x, weight) if part.bias is None else torch.baddbmm(next(left).unsqueeze(1), x, weight)
-            elif isinstance(part, nn.MaxPool2d):
+                x = _Product.apply(x, next(left))  # type: ignore[no-untyped-call]
+            if isinstance(part, nn.Conv2d | nn.Linear) and part.bias is not None:
+                # not in the product, which would first write it to the whole output; here it joins what comes next
+                x = x + next(left).view(len(x), *(1,) * (x.dim() - 2), -1)
+            if isinstance(part, nn.MaxPool2d):
                 height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
                 quarters = [x[:, :, i:height:2, j:width:2] for i in (0, 1) for j in (0, 1)]
                 x = torch.maximum(torch.maximum(*quarters[:2]), torch.maximum(*quarters[2:]))
             elif isinstance(part, nn.Flatten):
                 x = x.permute(0, 1, 4, 2, 3).flatten(2)  # features in the order of [channels, height, width]
-            else:
+            elif not isinstance(part, nn.Conv2d | nn.Linear):
                 x = part(x)
         return x
 
     return forward
 
 
-def _convolution(x: Tensor, kernels: Tensor, bias: Tensor | None, part: nn.Conv2d) -> Tensor:
+def _convolution(x: Tensor, kernels: Tensor, part: nn.Conv2d) -> Tensor:
     """Patches [k, places, inner] times kernels [k, channels, inner]; inner is (row, column, channel) as in memory."""
     rows, batch = x.shape[:2]
     assert not isinstance(part.padding, str)
@@ -77,15 +79,58 @@ def _convolution(x: Tensor, kernels: Tensor, bias: Tensor | None, part: nn.Conv2
         x = F.pad(x, (0, 0, horizontal, horizontal, vertical, vertical))
     down, across = part.kernel_size
     height, width = x.shape[2] - down + 1, x.shape[3] - across + 1
-    patches = [x[:, :, i : i + height, j : j + width] for i in range(down) for j in range(across)]
-    inner = down * across * x.shape[4]
-    missing = -inner % LANES
-    if missing:
-        patches.append(x.new_zeros(rows, batch, height, width, missing))
-    places = torch.cat(patches, dim=-1).view(rows, batch * height * width, inner + missing)
-    weight = (F.pad(kernels, (0, missing)) if missing else kernels).transpose(1, 2)
-    out = torch.bmm(places, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), places, weight)
+    patches = _Patches.apply(x, down, across)  # type: ignore[no-untyped-call]
+    missing = patches.shape[-1] - kernels.shape[-1]
+    weight = F.pad(kernels, (0, missing)) if missing else kernels
+    out: Tensor = _Product.apply(patches, weight)  # type: ignore[no-untyped-call]
     return out.view(rows, batch, height, width, -1)
+
+
+class _Patches(torch.autograd.Function):
+    """[k, batch, height, width, channels] -> [k, batch * places, inner], inner padded with zeros to whole lanes.
+
+    A row of a patch lies together in memory, so patches are one strided copy. Backward every place adds up what the
+    patches that it is in give it: shifted slices, no scattering.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, down: int, across: int) -> Tensor:
+        rows, batch, high, wide, channels = ctx.shape = x.shape
+        ctx.kernel = down, across
+        height, width, inner = high - down + 1, wide - across + 1, down * across * channels
+        line = wide * channels
+        shape = rows, batch, height, width, down, across * channels
+        steps = batch * high * line, high * line, line, channels, line, 1
+        patches = x.contiguous().as_strided(shape, steps).reshape(rows, batch * height * width, inner)
+        return F.pad(patches, (0, -inner % LANES)) if inner % LANES else patches
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        rows, batch, high, wide, channels = ctx.shape
+        down, across = ctx.kernel
+        height, width = high - down + 1, wide - across + 1
+        parts = gradient.view(rows, batch, height, width, -1)
+        total = gradient.new_zeros(())
+        for i in range(down):
+            for j in range(across):
+                start = (i * across + j) * channels
+                edges = 0, 0, j, across - 1 - j, i, down - 1 - i
+                total = total + F.pad(parts[..., start : start + channels], edges)
+        return total, None, None
+
+
+class _Product(torch.autograd.Function):
+    """x [k, places, inner] times weights [k, outer, inner]; a weight's gradient lies in memory as the weight does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, weight = ctx.saved_tensors
+        return torch.bmm(gradient, weight), torch.bmm(gradient.transpose(1, 2), x)
 
 
 @dataclass
