@@ -142,9 +142,7 @@ def fetch(name: str, folder: Folder = None) -> Path:
     entry = find(name)
     if entry.archive:
         return download.fetch(entry.archive, data_folder(folder))
-    import sklearn.datasets
-
-    return Path(sklearn.datasets.__file__).parent / "data"
+    return images.digits_folder()
 
 
 def verify(name: str, folder: Folder = None) -> Verdict:
