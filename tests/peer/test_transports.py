@@ -189,7 +189,7 @@ def test_neighbour_closes_while_it_holds_questions(nodes: Nodes) -> None:
         assert time.monotonic() - started < 2
     for _, reply in desk.held:
         reply(b"too late")  # no error
-    assert not anna.alive("bert")
+    wait_for(lambda: not anna.alive("bert"))  # the link's own end, which comes by another way than the answers
 
 
 def test_closing_while_asking(nodes: Nodes) -> None:
@@ -394,6 +394,22 @@ def test_neighbour_killed_is_noticed_and_found_again(network: ZenohNetwork) -> N
         anna.close()
 
 
+def test_hung_neighbour_is_noticed_and_comes_back(network: ZenohNetwork) -> None:
+    carl = network.join("carl")
+    child = Child(network, "bert", "carl", "word")
+    try:
+        wait_for(lambda: carl.alive("bert"))
+        child.process.send_signal(signal.SIGSTOP)  # with nothing under way: the lease always ends the link
+        assert carl.ask("bert", "word", LONG, 100) is None
+        wait_for(lambda: not carl.alive("bert"))
+        child.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: carl.alive("bert"))
+        assert carl.ask("bert", "word", LONG, 100) == b"word"
+    finally:
+        child.kill()
+        carl.close()
+
+
 def test_hung_neighbour_holds_nobody_up_and_comes_back(network: ZenohNetwork) -> None:
     load = bytes(30_000_000)
     carl = network.join("carl")
@@ -469,14 +485,16 @@ def test_mistakes_are_said_in_words(network: ZenohNetwork) -> None:
         anna.close()
 
 
-def test_a_program_that_ends_by_an_error_ends() -> None:
+def test_programs_that_end_by_an_error_end_with_their_own_code() -> None:
     program = """
 from feda2l.peer.zenoh_transport import ZenohTransport
 node = ZenohTransport("anna", "test", "127.0.0.1:0", {"bert": "127.0.0.1:1"})
 node.serve(lambda key, reply: None)
 raise SystemExit(7)
 """
-    assert subprocess.run([sys.executable, "-c", program], timeout=20, check=False).returncode == 7
+    # Several at a time: on a busy machine python used to end while a thread was inside zenoh, and one in four aborted.
+    programs = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(8)]
+    assert [one.wait(timeout=60) for one in programs] == [7] * 8
 
 
 def test_closing_leaves_no_threads_and_descriptors(certificates: Path) -> None:

@@ -60,6 +60,7 @@ class ZenohTransport:
     ) -> None:
         self.name, self.run, self.listen = name, run, listen
         self.answer: Answer | None = None
+        self.receiver: threading.Thread | None = None  # takes the questions, while we serve
         self.inboxes: dict[str, set[_Inbox]] = {}  # of those who wait for an answer, by whom they asked
         self.lock = threading.Lock()  # around opening and closing
         self.watch = threading.Lock()  # around the inboxes; never held while zenoh works
@@ -124,13 +125,19 @@ class ZenohTransport:
         for asker in self.askers.values():
             asker.close()
         self.session.close()
+        if self.receiver is not None:  # python must not end while a thread is inside zenoh: the process would abort
+            self.receiver.join()
+            self.receiver = None
         self._end_fetches(list(self.inboxes))
 
     def _declare(self) -> None:
         # One thread takes the questions and only hands them on: it never waits for a neighbour. It is ours because
         # zenoh's, for a callback, is no daemon: a program that ends without closing, by an error say, would hang.
         queries = self.session.declare_queryable(f"feda2l/{self.run}/{self.name}/**")
-        threading.Thread(target=self._receive, args=(queries,), name=f"questions-{self.name}", daemon=True).start()
+        self.receiver = threading.Thread(
+            target=self._receive, args=(queries,), name=f"questions-{self.name}", daemon=True
+        )
+        self.receiver.start()
 
     def _receive(self, queries: "zenoh.Queryable[zenoh.Handler[zenoh.Query]]") -> None:
         for query in queries:  # until the session closes
