@@ -214,7 +214,7 @@ def _join() -> Ranks:
     if torch.cuda.is_available() and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
         if dist.is_nccl_available():
-            backend = "cpu:gloo,cuda:nccl"  # nccl connects when the first GPU tensor travels
+            backend = "cpu:gloo,cuda:nccl"  # nccl connects in `demand_device`
     try:
         store, rank, world = next(rendezvous("env://", timeout=MEETING))
         if os.environ["TORCHELASTIC_RUN_ID"] == "none":
@@ -285,3 +285,12 @@ def demand_device(ranks: Ranks, device: torch.device) -> None:
         raise FedA2LError(
             f"torchrun --nproc-per-node={on_this_host}: this host has {count} GPUs; start a rank a GPU", see="torchrun"
         )
+    try:  # nccl connects now, and not when a round has been trained
+        dist.all_reduce(torch.ones(1, device=device))
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise FedA2LError(
+            f"nccl cannot connect the ranks' GPUs ({str(error).strip().splitlines()[0][:200]}); NCCL_DEBUG=INFO says "
+            "more, NCCL_SOCKET_IFNAME names the network to use",
+            see="torchrun",
+        ) from error
