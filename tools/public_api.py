@@ -53,8 +53,8 @@ HANDED_OUT = (
     "feda2l.scheduler:LayerRate",
     "feda2l.experiment.study_run:Outcome",
     "feda2l.experiment.spec:Spec",
-    "feda2l.experiment.spec:AlgorithmSpec",
-    "feda2l.experiment.spec:RatesSpec",
+    "feda2l.experiment.sections:AlgorithmSpec",
+    "feda2l.experiment.sections:RatesSpec",
 )
 
 

@@ -18,7 +18,9 @@ import torch
 from feda2l import doctor, explain
 from feda2l.errors import Busy, FedA2LError
 from feda2l.experiment.commented_spec import commented_spec
-from feda2l.experiment.spec import NetworkSpec, Section, Spec, section_of
+from feda2l.experiment.section import Section, section_of
+from feda2l.experiment.sections import NetworkSpec
+from feda2l.experiment.spec import Spec
 
 Cli = Callable[..., Any]
 ROOT = Path(__file__).parents[2]

@@ -210,6 +210,20 @@ def test_a_run_keeps_its_links_and_goes_on_with_no_others(tmp_path):
     assert evaluate(whole.path)["accuracy"] == whole.folder.read()[-1]["accuracy"]
 
 
+def test_a_run_keeps_its_graph_and_goes_on_with_no_other(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("".join(f"{i} {(i + 1) % 6}\n" for i in range(6)))
+    sections = {"topology": {"name": "file", "file": str(path)}, "rounds": 3}
+    whole = run(tmp_path / "whole", **sections)
+    assert (whole.path / "graph.txt").read_bytes() == path.read_bytes()
+    stopped({**SPEC, **sections}, tmp_path / "part", 2)
+    path.write_text(path.read_text() + "0 3\n")
+    with pytest.raises(FedA2LError, match=r"topology.file = .* is not the one that this run began with"):
+        feda2l.run({**SPEC, **sections}, out=tmp_path / "part", resume=True, progress=False)
+    path.unlink()
+    assert evaluate(whole.path)["accuracy"] == whole.folder.read()[-1]["accuracy"]
+
+
 def test_models_of_all_nodes_make_the_mean_model(tmp_path):
     done = run(tmp_path / "run", network=HALF)
     scores, last = evaluate(done.path), done.folder.read()[-1]

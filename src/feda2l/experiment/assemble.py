@@ -17,7 +17,8 @@ from feda2l.errors import FedA2LError
 from feda2l.experiment.datasets import Loaded, data_key, default_model
 from feda2l.experiment.deal import count_nodes, deal, own_tests
 from feda2l.experiment.engines import choose_engine
-from feda2l.experiment.spec import ModelSpec, Spec
+from feda2l.experiment.sections import ModelSpec
+from feda2l.experiment.spec import Spec
 from feda2l.faults.plan import FaultPlan
 from feda2l.faults.schedule import Schedule
 from feda2l.imports import import_object
@@ -51,7 +52,6 @@ class Assembled:
     dataset: Dataset
     device: torch.device
     faults: FaultPlan | None = None
-    links: ListedLinks | None = None
 
 
 class Place(NamedTuple):
@@ -116,7 +116,7 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
     # one node's faults are its process's part
     faults = FaultPlan.load(spec.faults, len(ids)) if spec.faults and place is None else None
     # so is the time that it takes
-    partly, links, clock = _network(spec, graph, training, samples) if place is None else (None, None, None)
+    partly, clock = _network(spec, graph, training, samples) if place is None else (None, None)
     if faults and (partly or clock):
         raise FedA2LError(
             "faults and network: a plan says who is there, and how long others wait for who is not is not simulated; "
@@ -145,7 +145,7 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
         network=len(ids) if place is None else place.nodes,
         clock=clock,
     )
-    return Assembled(spec, simulation, model, dataset, data.device, faults, links)
+    return Assembled(spec, simulation, model, dataset, data.device, faults)
 
 
 def populate(runs: Sequence[Assembled]) -> Engine:
@@ -232,24 +232,24 @@ def _setting(
 
 def _network(
     spec: Spec, graph: Topology, training: Training, samples: list[int]
-) -> tuple[Participation | None, ListedLinks | None, Clock | None]:
-    """Who takes part where not all do, the links of a file, and the clock where anything takes time."""
+) -> tuple[Participation | None, Clock | None]:
+    """Who takes part where not all do, and the clock where anything takes time."""
     network, nodes = spec.network, graph.nodes
     if network is None:
-        return None, None, None
+        return None, None
     partly = Participation.of(network.participation, network.min_nodes, nodes, spec.seed)
     if not network.timed:
-        return partly, None, None
+        return partly, None
     profile = LINKS[network.links] if network.links else LinkProfile("no cost", 0.0)
     if network.latency_ms is not None:
         profile = profile._replace(latency_ms=network.latency_ms, latency_spread=0.0)
     if network.bandwidth_mbit is not None:
         profile = profile._replace(bandwidth_mbit=network.bandwidth_mbit, bandwidth_spread=0.0)
-    listed = ListedLinks.read(network.file, nodes) if network.file else None
+    links = ListedLinks.read(network.file, nodes) if network.file else DrawnLinks(profile, network.seed)
     gradients = np.array([training.gradients(count) for count in samples], dtype=np.float64)
     work = 1e-3 * (network.compute_ms or 0.0) * gradients / speeds(network.speed, nodes, network.seed)
     uplink = uplinks(network.uplink_mbit, profile, nodes, network.seed)
-    return partly, listed, Clock(graph, work, listed or DrawnLinks(profile, network.seed), uplink)
+    return partly, Clock(graph, work, links, uplink)
 
 
 def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:

@@ -8,7 +8,8 @@ import tomli_w
 from pydantic.fields import FieldInfo
 
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.experiment.spec import NamedSection, Section, Spec, section_of
+from feda2l.experiment.section import NamedSection, Section, section_of
+from feda2l.experiment.spec import Spec
 
 HEAD = """\
 # A run of FedA2L. Run it:  feda2l run {file}

@@ -15,7 +15,7 @@ from feda2l.data.catalog import is_series
 from feda2l.data.catalog import load as load_ours
 from feda2l.data.samples import Dataset, Samples
 from feda2l.errors import FedA2LError
-from feda2l.experiment.spec import DataSpec
+from feda2l.experiment.sections import DataSpec
 from feda2l.imports import import_object
 from feda2l.simulate.population import CPU
 

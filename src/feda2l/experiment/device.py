@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.spec import RuntimeSpec
+from feda2l.experiment.sections import RuntimeSpec
 
 
 def find_device(runtime: RuntimeSpec) -> torch.device:

@@ -6,6 +6,7 @@ from typing import Any
 from feda2l.experiment.assemble import assemble, populate
 from feda2l.experiment.datasets import Loaded, load_data
 from feda2l.experiment.device import find_device
+from feda2l.experiment.listed_files import from_copies
 from feda2l.experiment.run import Run
 from feda2l.simulate.checkpoint import restore
 from feda2l.simulate.simulator import Simulator
@@ -19,10 +20,7 @@ def evaluate(path: str | Path, data: str | Path | None = None) -> dict[str, Any]
     spec = done.spec
     if spec.faults:  # the folder's own copy: the plan itself may have gone
         spec = spec.model_copy(update={"faults": str(done.folder.faults)})
-    if spec.network and spec.network.file:
-        network = spec.network.model_copy(update={"file": str(done.folder.links)})
-        spec = spec.model_copy(update={"network": network})
-    assembled = assemble(spec, Loaded.of(dataset, find_device(done.spec.runtime)))
+    assembled = assemble(from_copies(spec, done.folder), Loaded.of(dataset, find_device(done.spec.runtime)))
     engine = populate([assembled])
     restore(assembled.simulation, checkpoint)
     engine.start(done.spec.runtime.workers)

@@ -16,16 +16,10 @@ from feda2l.experiment.alone import Alone, Decision, OutOfTime
 from feda2l.experiment.assemble import Assembled, Shape, assemble, populate
 from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.environment import environment
+from feda2l.experiment.listed_files import check_same_files, copy_files
 from feda2l.experiment.progress import RunProgress
 from feda2l.experiment.records import RunFolder
-from feda2l.experiment.resume import (
-    check_same_faults,
-    check_same_links,
-    check_same_run,
-    continued,
-    finished,
-    saved_spec,
-)
+from feda2l.experiment.resume import check_same_faults, check_same_run, continued, finished, saved_spec
 from feda2l.experiment.spec import Spec
 from feda2l.experiment.summary import search_rounds, write_summary
 from feda2l.round.states import Layout
@@ -98,7 +92,7 @@ class Pack:
             if saved is not None:
                 check_same_run(assembled.spec, saved, folder)
                 check_same_faults(assembled.faults, folder)
-                check_same_links(assembled.links, folder)
+                check_same_files(assembled.spec, folder)
                 if finished(folder, assembled.spec):
                     self.notes.append(f"{folder.path}: already finished, nothing to do")
                     continue
@@ -282,8 +276,7 @@ def begin_folder(assembled: Assembled, folder: RunFolder, *, engine: str, pack: 
     folder.write(folder.spec, assembled.spec.to_toml().encode())
     if assembled.faults is not None:
         folder.write(folder.faults, assembled.faults.text.encode())
-    if assembled.links is not None:
-        folder.write(folder.links, assembled.links.text.encode())
+    copy_files(assembled.spec, folder)
     device, shape = device_name(assembled.device), Shape.of(assembled.dataset)._asdict()
     folder.write_json(folder.environment, environment(engine=engine, device=device, pack=pack, **more, **shape))
 

@@ -38,7 +38,8 @@ class RunFolder:
         self.rounds, self.timings = path / "rounds.jsonl", path / "timings.jsonl"
         self.checkpoint, self.search = path / "checkpoint.safetensors", path / "search.json"
         self.faults = path / "faults.toml"  # a copy of the fault plan, where there is one
-        self.links = path / "links.csv"  # and of the network's links, where a file lists them
+        # and of what a file lists: the network's links, the topology's edges
+        self.listed = {"network": path / "links.csv", "topology": path / "graph.txt"}
         self.rounds_table, self.layers_table = path / "rounds.parquet", path / "layers.parquet"
         self._lock: int | None = None
 

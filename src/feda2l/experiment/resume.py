@@ -7,7 +7,6 @@ from feda2l.errors import FedA2LError
 from feda2l.experiment.records import RunFolder
 from feda2l.experiment.spec import Spec
 from feda2l.faults.plan import FaultPlan
-from feda2l.network.links import ListedLinks
 
 # what a resumed run may change: it goes on to more rounds, or in another place
 FREE = ("rounds", "runtime.device", "runtime.workers", "runtime.checkpoint_seconds")
@@ -49,14 +48,6 @@ def check_same_faults(faults: FaultPlan | None, folder: RunFolder) -> None:
         raise FedA2LError(
             f"--resume: the fault plan is not the one that this run began with, {folder.faults}; choose another --out",
             see="resume",
-        )
-
-
-def check_same_links(links: ListedLinks | None, folder: RunFolder) -> None:
-    """And their time was that of the folder's links."""
-    if links is not None and folder.links.exists() and folder.links.read_text(encoding="utf-8") != links.text:
-        raise FedA2LError(
-            f"--resume: network.file is not the one that this run began with, {folder.links}; choose another --out"
         )
 
 

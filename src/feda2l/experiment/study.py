@@ -14,7 +14,8 @@ from feda2l.errors import FedA2LError
 from feda2l.experiment.cells import Cell, expand, target_of
 from feda2l.experiment.reading import Source, explain, parse_set, read_toml, with_sets
 from feda2l.experiment.readings import READINGS, Reading
-from feda2l.experiment.spec import Count, Section, Share, Spec
+from feda2l.experiment.section import Count, Section, Share
+from feda2l.experiment.spec import Spec
 from feda2l.names import look_up
 
 Table = dict[str, Any]

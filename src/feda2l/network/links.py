@@ -61,7 +61,6 @@ class ListedLinks:
 
     file: str
     nodes: int
-    text: str
     keys: Ids  # from x nodes + to, ascending
     values: Floats  # [links, 2]: latency_ms, mbit
 
@@ -94,7 +93,7 @@ class ListedLinks:
         found = back | found
         keys = np.array(sorted(found), dtype=np.int64)
         values = np.array([found[key] for key in keys.tolist()], dtype=np.float64).reshape(-1, 2)
-        return cls(file, nodes, text, keys, values)
+        return cls(file, nodes, keys, values)
 
     def cost(self, senders: Ids, listeners: Ids) -> Cost:
         wanted = senders * self.nodes + listeners

@@ -12,6 +12,7 @@ from feda2l.experiment.assemble import Assembled, Shape, assemble, populate
 from feda2l.experiment.datasets import Loaded, load_data
 from feda2l.experiment.device import find_device
 from feda2l.experiment.environment import environment
+from feda2l.experiment.listed_files import copy_files
 from feda2l.experiment.pack import device_name
 from feda2l.experiment.records import MEAN_MODEL, RunFolder
 from feda2l.experiment.spec import Spec
@@ -53,6 +54,7 @@ def collect(
     # as it was given, where it was: the folder's copy is found by its name
     given = assembled.spec.model_copy(update={"faults": spec.faults if plan else own.faults})
     folder.write(folder.spec, given.to_toml().encode())
+    copy_files(given, folder)
     shape = Shape.of(assembled.dataset)._asdict()
     described = environment(engine="peers", device=device_name(assembled.device), pack=1, **shape, **facts)
     folder.write_json(folder.environment, described)

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from feda2l.algorithms import ALGORITHMS
 from feda2l.data import CATALOG
-from feda2l.experiment.spec import NamedSection, Spec, section_of
+from feda2l.experiment.section import NamedSection, section_of
+from feda2l.experiment.spec import Spec
 from feda2l.experiment.study import Study, shipped
 from feda2l.models import MODELS
 from feda2l.network.profiles import LINKS, SPEEDS

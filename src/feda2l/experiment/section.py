@@ -1,0 +1,82 @@
+"""What a table of a spec is: it refuses what it does not know, and one with a name has the keys of what it names."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from feda2l.errors import FedA2LError
+from feda2l.imports import import_object
+from feda2l.names import look_up
+
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+T = TypeVar("T")
+
+
+class Section(BaseModel):
+    """A table of the spec; what it does not know, it refuses."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a field of the spec holds, also one that may be left out; None of a plain key."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+
+
+class NamedSection(Section):
+    """A table whose further keys depend on its `name`; they are the fields of the dataclass of that name."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def parameters(self, section: str, table: Mapping[str, type[T]], base: type[T]) -> T:
+        """The object of that name from a table, or a user's own by import path, with this table's keys."""
+        name: str = self.name  # type: ignore[attr-defined]
+        kind: Any = _own(name, section, base) if ":" in name else look_up(name, table, f"{section}.name")
+        try:
+            made: T = _adapter(kind).validate_python(self.model_extra or {})
+        except ValidationError as error:
+            raise Nested(section, error, [*type(self).model_fields, *parameters_of(kind)]) from error
+        return made
+
+
+def parameters_of(kind: Any) -> list[str]:
+    """The parameters of a rule or an algorithm: the fields of its dataclass."""
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+class Nested(Exception):
+    """A ValidationError inside a named section, on its way past pydantic."""
+
+    def __init__(self, section: str, error: ValidationError, known: list[str]) -> None:
+        super().__init__(str(error))
+        self.section, self.error, self.known = section, error, known
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """What checks a dataclass's fields; making it takes longer than checking, and a study has hundreds of specs."""
+    return TypeAdapter(kind)
+
+
+def _own(path: str, section: str, base: type[T]) -> type[T]:
+    """A user's own rule or algorithm by import path."""
+    kind = import_object(path, f"{section}.name")
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        wanted = f"{base.__module__.removesuffix('.base')}.{base.__name__}"
+        raise FedA2LError(f'{section}.name = "{path}" is {found}, but not a subclass of {wanted}', see="own-code")
+    if "__dataclass_fields__" not in vars(kind):
+        raise FedA2LError(
+            f'{section}.name = "{path}" is no dataclass of its own, so its parameters would not be seen; '
+            "put @dataclass(frozen=True, kw_only=True) above it",
+            see="own-code",
+        )
+    return kind
