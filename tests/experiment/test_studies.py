@@ -127,10 +127,15 @@ RUNS = {
     "digits-rules": 6 * 3,
     "evidence-cnn-cifar100": 21 * 5,
     "evidence-cnn-cifar100-algorithms": (5 * 6 + 1) * 3,
+    "evidence-cnn-cifar100-decay": 5 * 3,
     "evidence-cnn-cifar100-tuned": 6 * 3,
+    "evidence-cnn-cifar100-recipe": 3 * 2 * 2 * 3,
     "evidence-cnn-cifar10": 21 * 3,
     "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
     "evidence-robustness": 7 * 2 * 7 * 3,
+    "evidence-resnet18-cifar100": 9 + 5 + 2 + 1,
+    "evidence-resnet34-cifar100": 4,
+    **dict.fromkeys(["evidence-series-exchange-rate", "evidence-series-beijing"], 2 * 2 * (6 + 2) * 3),
 }
 
 

@@ -10,11 +10,13 @@ import pytest
 import tomli_w
 
 from feda2l.errors import FedA2LError
+from feda2l.experiment.cells import target_of
 from feda2l.experiment.studies import load_study, study
 from feda2l.experiment.study import Study
 from feda2l.experiment.study_folder import StudyFolder
 from feda2l.rates.decay_only_matched import mean_multipliers
 from feda2l.report.evidence import read_evidence
+from feda2l.report.evidence_tables import algorithms_table, repeats_table
 from feda2l.report.fill_page import fill, fill_pages
 from feda2l.report.find_runs import NO_MATTER, flatten
 from feda2l.report.keep import keep
@@ -22,6 +24,7 @@ from feda2l.report.keep import keep
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 KEPT = sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
+LAYERS = {"cnn": 4, "resnet18": 41, "resnet18_gn": 41, "resnet34": 73, "timer": 19}
 SMALL: dict[str, Any] = {
     "name": "small",
     "base": {
@@ -58,12 +61,54 @@ def test_what_is_kept_is_what_the_shipped_study_runs(name: str) -> None:
         kept = flatten(tomllib.loads(path.read_text()))
         cell = cells[path.parent.parent.name]
         found = {"rates.base": kept["rates.base"]} if cell.tuned else {}
-        spec = cell.spec(kept["seed"], **found).resolved(layers=4, model="cnn", loss="cross_entropy")
+        if shipped.target_from:
+            source = target_of(cell, shipped.cells, shipped.target_from.cell)
+            assert source is not None
+            file = RESULTS / name / "stages/target" / source.name / "target.json"
+            found["evaluation.target"] = json.loads(file.read_text())["target"]
+        model = kept["model.name"]
+        loss, nodes = ("mse", kept["data.nodes"]) if model == "timer" else ("cross_entropy", None)
+        spec = cell.spec(kept["seed"], **found).resolved(layers=LAYERS[model], model=model, loss=loss, nodes=nodes)
         wanted = flatten(tomllib.loads(spec.to_toml()))
         free = (*NO_MATTER, "runtime.checkpoint_seconds", "rates.paired")
         differ = {key: (value, wanted.get(key)) for key, value in kept.items() if wanted.get(key) != value}
         assert {key: both for key, both in differ.items() if key not in free} == {}, path
         assert all(path.with_name(own).exists() for own in ("summary.json", "rounds.parquet", "layers.parquet")), path
+
+
+def papers(study: str) -> dict[str, str]:
+    return {name: cell.paper.text for name, cell in read_evidence(RESULTS / study).cells.items() if cell.paper}
+
+
+def test_the_papers_number_stands_beside_what_it_is_of() -> None:
+    # its sensitivity table; it has no beta of 0.2, 0.4 or 0.8
+    assert papers("evidence-sensitivity") == {
+        "default": "21 to 24 [default]",
+        "tau-0.01": "22", "tau-0.0001": "23", "warm-20": "38", "warm-40": "29", "rho-10": "28", "rho-20": "25",
+        "xi-0.05": "30", "xi-0.1": "29", "beta-0": "23", "beta-1": "23",
+    }  # fmt: skip
+    # its main table and, of one signal alone, beta 1 and 0; not a rule with another preset, rate, sign or momentum
+    assert papers("evidence-cnn-cifar100") == {
+        "constant": "29 ± 22.07 [step]", "step": "27 ± 0.4 [step]", "cawr": "23 ± 0.64", "one_cycle": "58 ± 1.09",
+        "hyperbolic": "27 ± 36.8", "feda2l": "23 ± 0.49", "feda2l-sigma-only": "23", "feda2l-zeta-only": "23",
+    }  # fmt: skip
+    assert papers("evidence-cnn-cifar100-algorithms")["dfedhpo"] == "60 ± 0.82"
+
+
+def test_a_search_is_counted_and_not() -> None:
+    text = algorithms_table(RESULTS, "evidence-cnn-cifar100-algorithms")
+    (row,) = [line for line in text.splitlines() if line.startswith("| dfedhpo |")]
+    assert "| 60 ± 0.82 | 23, 24, 24 |" in row
+    # ten rates of its own and ninety of its neighbours, three epochs each
+    assert "trains 300 rounds' worth" in text
+    assert "after 323, 324, 324 rounds" in text
+
+
+def test_a_run_made_again_by_a_later_version_is_known_again() -> None:
+    """Its spec names keys that did not exist before."""
+    rows = repeats_table(RESULTS, "evidence-cnn-cifar100", "evidence-sensitivity").splitlines()[2:]
+    assert {row.split("`")[1] for row in rows} == {"feda2l", "feda2l-sigma-only", "feda2l-zeta-only"}
+    assert len(rows) == 3 * 3
 
 
 def test_kept_records_are_small_and_the_study_goes_on_in_them(tmp_path: Path) -> None:

@@ -1,21 +1,28 @@
 """The kept records of one study, cell by cell, in the order of its file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars
 
+from feda2l.experiment.cells import Cell as StudyCell
 from feda2l.experiment.study import Study
 from feda2l.report.curves import read_curves
-from feda2l.report.find_runs import Notes, find_runs
-from feda2l.report.paper_numbers import METHOD, paper_number
+from feda2l.report.find_runs import Notes, find_runs, flatten
+from feda2l.report.paper_numbers import PARAMETER, paper_number
 from feda2l.report.results import Cell
 from feda2l.report.run_figures import Figures, figures_of
 from feda2l.report.significance import PairedTest, paired_test
 
 MEASURES = ("rounds", "best_smoothed", "last_10")
+# what a setting of the paper's main table is made of
+SETTING = ("rates.name", "algorithm.name", "data.", "topology.", "runtime.", "training.optimizer")
+# of these the value decides, which `paper_number` looks at
+VALUED = ("rates.base", "rates.consensus_sign", "training.momentum")
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,9 @@ class Evidence:
         return paired_test([before for before, _ in known], [after for _, after in known]) if known else None
 
 
+@cache
 def read_evidence(folder: Path) -> Evidence:
-    """Every run kept in a study's folder."""
+    """Every run kept in a study's folder; read once for all tables of a page, which begins with an empty cache."""
     study = Study.load(folder / "study.toml")
     runs = find_runs([folder], notes := Notes())
     curves = read_curves(runs, notes)
@@ -54,10 +62,31 @@ def read_evidence(folder: Path) -> Evidence:
     cells = {}
     for cell in study.cells:
         if seeds := sorted(by_cell.get(cell.name, []), key=lambda figures: figures.run.seed):
-            # the paper has the rules themselves, not a rule with another rate, sign or momentum
-            plain = cell.name.split("-")[-1] in METHOD
-            cells[cell.name] = Cell(cell.name, seeds, paper_number(seeds[0].run, ("rates.name",)) if plain else None)
+            varied = varied_keys(study, cell)
+            paper = None if varied is None else paper_number(seeds[0].run, varied)
+            cells[cell.name] = Cell(cell.name, seeds, paper)
     return Evidence(folder, study, cells)
+
+
+def varied_keys(study: Study, cell: StudyCell) -> tuple[str, ...] | None:
+    """What tells a cell from its neighbours in the paper's table of it; None for a cell that no table has.
+
+    A cell that changes one of FedA2L's own parameters is of the sensitivity table, and so is the cell beside such
+    cells that changes nothing. Both presets of a deep model have the paper's number: it may be of either.
+    """
+    own = _keys(study.variants | study.extra, cell.variant) | cell.axes.keys()
+    free = (*SETTING, *VALUED, *(["rates.preset"] if cell.spec(1).model.name != "cnn" else []))
+    changed = {key for key in own if not key.startswith(free)}
+    if cell.block or not changed <= PARAMETER.keys():
+        return None
+    beside = {key for variant in study.variants for key in _keys(study.variants, variant)}
+    if changed or (not own and beside & PARAMETER.keys()):
+        return tuple(PARAMETER)
+    return ("rates.name",)
+
+
+def _keys(tables: Mapping[str, Mapping[str, Any]], name: str | None) -> set[str]:
+    return set(flatten(tables.get(name or "", {})))
 
 
 @dataclass(frozen=True)

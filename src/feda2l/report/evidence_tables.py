@@ -1,6 +1,8 @@
 """The tables of the pages on evidence, as Markdown, from kept records alone."""
 
+import itertools
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +14,6 @@ from feda2l.report.sheets import rounds_words, score_words
 AGREES = 3  # rounds: so far apart are the paper's own numbers for one and the same setting (spec G.6, G.7)
 RULES = ("constant", "step", "cawr", "one_cycle", "hyperbolic", "feda2l")
 SCHEDULES = ("step", "cawr", "one_cycle", "hyperbolic")
-ADAPTED = 13  # the first round that every preset trains with adapted rates
 
 # what FedA2L is compared with to tell its parts apart, and the question that answers
 PARTS = {
@@ -77,14 +78,29 @@ def cells_table(results: Path, study: str) -> str:
     return table([*header, "best, %", "best smoothed", "last 10"], rows)
 
 
-def algorithms_table(results: Path, *studies: str) -> str:
-    """The paper's six rules under each algorithm."""
+def sensitivity_table(results: Path, study: str, default: str) -> str:
+    """FedA2L with one parameter changed, beside the paper's numbers and minus the default setting."""
+    own = read_evidence(results / study)
     rows = []
+    for cell in own.cells.values():
+        theirs, by_seed, _, curve, agree = _against_paper(cell)
+        best = "" if cell.paper is None or cell.paper.best is None else f"{100 * cell.paper.best:.2f}"
+        apart = ["", ""] if cell.row == default else _differences(own, cell.row, default)[:2]
+        rows.append([f"`{cell.row}`", theirs, by_seed, curve, agree, apart[0], best, *_scores(cell)[:2], apart[1]])
+    header = ["cell", "the paper", "rounds, seed by seed", "of the mean curve", "agree", f"rounds minus `{default}`"]
+    scores = ["best, %: the paper", "best, %: ours", "best smoothed", f"best smoothed minus `{default}`, points"]
+    return f"{table([*header, *scores], rows)}\n\n{_about_tests(own.cells[default])}"
+
+
+def algorithms_table(results: Path, *studies: str) -> str:
+    """The paper's six rules under each algorithm; what a search before round 1 cost stands below."""
+    rows, searches = [], []
     for algorithm, rules in _by_algorithm(results, studies).items():
         for rule, cell in rules.items():
             rows.append([algorithm, f"`{rule}`", *_against_paper(cell), *_scores(cell)[1:]])
+            searches += [_search_words(algorithm, cell)] if cell.over_seeds("search") else []
     header = ["algorithm", "rule", "the paper", "rounds, seed by seed", "mean ± std", "of the mean curve", "agree"]
-    return table([*header, "best smoothed, %", "last 10"], rows)
+    return "\n\n".join([table([*header, "best smoothed, %", "last 10"], rows), *searches])
 
 
 def gains_table(results: Path, *studies: str) -> str:
@@ -110,7 +126,7 @@ def parts_table(results: Path, study: str) -> str:
     there = [name for name in PARTS if name in own.cells]
     rows = [[f"`{name}`", PARTS[name], *_differences(own, "feda2l", name)] for name in there]
     header = ["FedA2L minus", "what it tells", "rounds", "best smoothed, points", "last 10, points"]
-    return f"{table(header, rows)}\n\n{_about_tests(own)}"
+    return f"{table(header, rows)}\n\n{_about_tests(own.cells['feda2l'])}"
 
 
 def steps_table(results: Path, study: str) -> str:
@@ -119,7 +135,7 @@ def steps_table(results: Path, study: str) -> str:
     there = [step for step in STEPS if step[0] in own.cells and step[1] in own.cells]
     rows = [[f"`{start}` to `{end}`", what, *_differences(own, end, start)] for start, end, what in there]
     header = ["from, to", "what is added", "rounds", "best smoothed, points", "last 10, points"]
-    return f"{table(header, rows)}\n\n{_about_tests(own)}"
+    return f"{table(header, rows)}\n\n{_about_tests(own.cells['feda2l'])}"
 
 
 def multipliers_table(results: Path, study: str) -> str:
@@ -128,7 +144,7 @@ def multipliers_table(results: Path, study: str) -> str:
     rows = []
     for name in FAMILY:
         if name in own.cells:
-            found = multipliers(own.cells[name], ADAPTED)
+            found = multipliers(own.cells[name], _adapted(own.cells[name]))
             numbers = (found.mean, found.std, found.low, found.high, found.follow, found.layers, found.rates)
             rows.append([f"`{name}`", *(f"{number:.2f}" for number in numbers)])
     header = ["cell", "mean m", "std", "lowest", "highest", "correlation with the round before"]
@@ -140,7 +156,7 @@ def layers_table(results: Path, *studies: str) -> str:
     rows = []
     for algorithm, rules in _by_algorithm(results, studies).items():
         if "feda2l" in rules:
-            found = layer_means(rules["feda2l"], ADAPTED)
+            found = layer_means(rules["feda2l"], _adapted(rules["feda2l"]))
             for name in ("sigma", "multiplier"):
                 rows.append([algorithm, name, *(f"{value:.3f}" for value in found[name])])
             layers = found["layer"].to_list()
@@ -158,7 +174,7 @@ def tuned_table(results: Path, study: str) -> str:
         marked = [
             f"**{text}**" if value == chosen["value"] else text for value, text in zip(values, scores, strict=True)
         ]
-        rows.append([f"`{cell.row}`", *marked, _by_seed(cell), *_scores(cell)[1:]])
+        rows.append([f"`{cell.row}`", *marked, by_seed(cell), *_scores(cell)[1:]])
     trials = [f"trial at {value:g}, %" for value in values]
     return table(["rule", *trials, "rounds, seed by seed", "best smoothed, %", "last 10"], rows)
 
@@ -175,11 +191,8 @@ def bytes_table(results: Path, study: str) -> str:
 
 def repeats_table(results: Path, *studies: str) -> str:
     """Runs of one spec and seed that were run twice, packed with others: what the order of a GPU's sums comes to."""
-    by_spec: dict[frozenset[tuple[str, str]], list[Figures]] = {}
-    for study in studies:
-        for figures in read_evidence(results / study).runs:
-            by_spec.setdefault(figures.run.decides, []).append(figures)
-    pairs = [(own[0], own[1]) for own in by_spec.values() if len(own) > 1]
+    runs = [figures for study in studies for figures in read_evidence(results / study).runs]
+    pairs = [(first, second) for first, second in itertools.combinations(runs, 2) if _same_run(first, second)]
     rows = [
         [
             f"`{first.run.path.parent.name}` of `{first.run.path.parents[1].name}`, seed {first.run.seed}",
@@ -195,6 +208,7 @@ def repeats_table(results: Path, *studies: str) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "runs": runs_table,
     "cells": cells_table,
+    "sensitivity": sensitivity_table,
     "algorithms": algorithms_table,
     "gains": gains_table,
     "parts": parts_table,
@@ -212,6 +226,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _same_run(first: Figures, second: Figures) -> bool:
+    """One spec and seed? A key that only one file has came with a later version, and is left at its default there."""
+    ours, theirs = dict(first.run.decides), dict(second.run.decides)
+    return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
+
+
 def _differences(own: Evidence, cell: str, other: str) -> list[str]:
     """The cell minus the other, by every measure."""
     words = []
@@ -226,10 +246,11 @@ def _differences(own: Evidence, cell: str, other: str) -> list[str]:
     return words
 
 
-def _about_tests(own: Evidence) -> str:
-    seeds = len(own.cells["feda2l"].seeds)
+def _about_tests(cell: Cell) -> str:
+    seeds = len(cell.seeds)
+    name = "FedA2L" if cell.row == "feda2l" else f"`{cell.row}`"
     return (
-        f"Mean difference over the seeds that both have (FedA2L: {seeds}), half the width of its 95 % interval "
+        f"Mean difference over the seeds that both have ({name}: {seeds}), half the width of its 95 % interval "
         f"(Student's t), and the p of a paired permutation test, which {seeds} seeds cannot bring below "
         f"{2 / 2**seeds:.2g}. A target never reached counts as one round more than a run has."
     )
@@ -239,29 +260,57 @@ def _by_algorithm(results: Path, studies: Sequence[str]) -> dict[str, dict[str, 
     found: dict[str, dict[str, Cell]] = {}
     for study in studies:
         for cell in read_evidence(results / study).cells.values():
-            rule = cell.row.split("-")[-1]
-            if rule in RULES:
-                found.setdefault(str(cell.example.run.keys["algorithm.name"]), {})[rule] = cell
+            keys = cell.example.run.keys
+            algorithm, rule = str(keys["algorithm.name"]), str(keys["rates.name"])
+            # the rule as it is: under the paper's usual algorithm, under another, or the only one of an algorithm
+            if rule in RULES and cell.row in (rule, f"{algorithm}-{rule}", algorithm):
+                found.setdefault(algorithm, {})[rule] = cell
     return found
+
+
+def _search_words(algorithm: str, cell: Cell) -> str:
+    """The rounds to the target when those of the search before round 1 count too."""
+    costs = [figures.search or 0.0 for figures in cell.seeds]
+    totals = [None if f.reached is None else f.reached + cost for f, cost in zip(cell.seeds, costs, strict=True)]
+    rates = [statistics.fmean(figures.run.summary["search"]["rates"]) for figures in cell.seeds]
+    return (
+        f"{algorithm} trains {_each(costs)} rounds' worth of epochs a node before round 1 to find its base rate "
+        f"({', '.join(f'{rate:.4f}' for rate in rates)}), which the table leaves out; with them it is at the target "
+        f"after {', '.join('-' if total is None else f'{total:g}' for total in totals)} rounds."
+    )
+
+
+def _each(values: Sequence[float]) -> str:
+    """One number where all are the same."""
+    return ", ".join(f"{value:g}" for value in dict.fromkeys(values))
 
 
 def _against_paper(cell: Cell) -> list[str]:
     theirs, average = cell.paper, cell.curve_averaged
     agree = ""
     if theirs is not None and theirs.rounds is not None:
-        agree = "yes" if abs(_ours(cell) - theirs.rounds) <= AGREES else "no"
+        low, high, ours = theirs.rounds, theirs.highest or theirs.rounds, _ours(cell)
+        agree = "yes" if low - AGREES <= ours <= high + AGREES else "no"
+        if ours == NEVER and theirs.rounds > cell.rounds:
+            agree = "not run so long"
     spread = rounds_words(cell.reach, cell.rounds)
     curve = "diverged" if cell.diverged else f"> {cell.rounds}" if average is None else str(average)
-    return [theirs.text if theirs else "", _by_seed(cell), spread, curve, agree]
+    return [theirs.text if theirs else "", by_seed(cell), spread, curve, agree]
 
 
-def _by_seed(cell: Cell) -> str:
+def by_seed(cell: Cell) -> str:
+    """The round at which each seed reached the target."""
     words = {True: "diverged", False: "-"}
     return ", ".join(str(f.reached) if f.reached is not None else words[f.run.diverged] for f in cell.seeds)
 
 
 def _scores(cell: Cell) -> list[str]:
     return [score_words(cell.over_seeds(name), "accuracy") or "-" for name in ("best", "best_smoothed", "last_10")]
+
+
+def _adapted(cell: Cell) -> int:
+    """The first round that every preset trains with adapted rates."""
+    return int(cell.example.run.keys["rates.warmup_rounds"]) + 3
 
 
 def _ours(cell: Cell) -> float:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars
 
+from feda2l.errors import FedA2LError
 from feda2l.report.curves import Floats, mean_of, read_layers
 from feda2l.report.layout import label
 from feda2l.report.metrics import mean_and_std
+from feda2l.report.own_time import own_clock
 from feda2l.report.plots import new_figure, save_figure
 from feda2l.report.results import Cell, Contest, ResultTable
-from feda2l.report.run_figures import Figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,43 +144,43 @@ def _bars(table: ResultTable, path: Path) -> None:
 
 def _minutes(table: ResultTable, path: Path) -> list[str]:
     """Score against minutes, a panel an algorithm; only runs that had the machine to themselves have a time."""
-    panels: dict[str, list[tuple[Cell, Floats, Floats]]] = {}
+    panels: dict[str, list[tuple[Cell, Floats]]] = {}
     for contest in table.contests[:MOST_CONTESTS]:
         for cell in contest.cells:
-            for figures in cell.seeds[:1]:
-                clock = _clock(figures)
-                if clock is not None:
-                    where = f"{figures.run.keys.get('algorithm.name')}, {contest.column}".removesuffix(", all")
-                    score = figures.curve.score[: len(clock)]
-                    panels.setdefault(where, []).append((cell, clock / 60, score))
+            clock = own_clock(cell.example)
+            if clock is not None:
+                where = f"{cell.example.run.keys.get('algorithm.name')}, {contest.column}".removesuffix(", all")
+                panels.setdefault(where, []).append((cell, clock))
     if not panels:
         return [f"score against minutes of {table.title}: every run shared the machine, or has no timings.jsonl"]
     figure, axes_list = new_figure(len(panels), 4.5 * len(panels), 4)
-    scale = 100 if table.metric == "accuracy" else 1
     for axes, (where, lines) in zip(axes_list, panels.items(), strict=True):
-        for cell, minutes, score in lines:
-            there = ~np.isnan(score)
-            axes.plot(minutes[there], scale * score[there], label=cell.row, linewidth=1.2)
-        axes.set(xlabel="minutes, without evaluation", ylabel=_score_title(table.metric), title=where)
-        axes.legend(fontsize=8)
-        axes.grid(alpha=0.25)
+        _draw_minutes(axes, lines, table.metric)
+        axes.set_title(where)
     _save(figure, path)
     return []
 
 
-def _clock(figures: Figures) -> Floats | None:
-    """Seconds since the start after each round, evaluation not counted."""
-    if figures.run.summary.get("pack") != 1:
-        return None
-    try:
-        lines = polars.read_ndjson(figures.run.folder.timings)
-        if (lines["pack"] != 1).any():
-            return None
-        parts = [lines[part].fill_null(0.0).to_numpy() for part in ("train", "mix", "adapt") if part in lines.columns]
-        clock: Floats = np.cumsum(np.sum(parts, axis=0))
-        return clock
-    except (OSError, polars.exceptions.PolarsError):
-        return None
+def draw_minutes(cells: Sequence[Cell], path: Path) -> None:
+    """The first seed of some cells against its own minutes, in one figure; who shared the machine is left out."""
+    lines = [(cell, clock) for cell in cells if (clock := own_clock(cell.example)) is not None]
+    if not lines:
+        names = ", ".join(cell.row for cell in cells) or "no cell"
+        raise FedA2LError(f"{path.name}: no minutes to draw: {names}: shared the machine, or without timings.jsonl")
+    figure, (axes,) = new_figure(1, 7, 4.5)
+    _draw_minutes(axes, lines, cells[0].example.run.metric)
+    save_figure(figure, path)
+
+
+def _draw_minutes(axes: "Axes", lines: Sequence[tuple[Cell, Floats]], metric: str) -> None:
+    scale = 100 if metric == "accuracy" else 1
+    for cell, clock in lines:
+        score = cell.example.curve.score[: len(clock)]
+        there = ~np.isnan(score)
+        axes.plot(clock[there] / 60, scale * score[there], label=cell.row, linewidth=1.2)
+    axes.set(xlabel="minutes, without evaluation", ylabel=_score_title(metric))
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.25)
 
 
 def _dynamics(table: ResultTable, path: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Pages whose tables and figures come from records: what stands between two marks is written anew, the rest is left.
 
-A mark is `<!-- results: NAME ARGUMENTS -->`, its end `<!-- end -->`; the names are those of `TABLES`, and `curves`.
+A mark is `<!-- results: NAME ARGUMENTS -->`, its end `<!-- end -->`; the names are those of `MADE`, and of `FIGURES`,
+whose arguments are the study, the file and the cells.
 """
 
 import re
@@ -9,15 +10,21 @@ from pathlib import Path
 
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
+from feda2l.report.causes import causes_table
 from feda2l.report.evidence import read_evidence
 from feda2l.report.evidence_tables import TABLES
-from feda2l.report.figures import draw_bands
+from feda2l.report.figures import draw_bands, draw_minutes
+from feda2l.report.own_time import times_table
+from feda2l.report.series_tables import series_table
 
 BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MADE = TABLES | {"causes": causes_table, "series": series_table, "times": times_table}
+FIGURES = {"curves": ("rounds", draw_bands), "minutes": ("minutes", draw_minutes)}
 
 
 def fill(text: str, results: Path) -> str:
     """The page with every table as the records have it."""
+    read_evidence.cache_clear()
     return BLOCK.sub(lambda found: f"{found[1]}{_block(found[2].split(), results)}\n{found[3]}", text)
 
 
@@ -31,16 +38,18 @@ def fill_pages(pages: Sequence[Path], results: Path) -> None:
         page.write_text(fill(text, results), encoding="utf-8")
         for found in BLOCK.finditer(text):
             name, *arguments = found[2].split()
-            if name == "curves":
+            if name in FIGURES:
                 study, file, *cells = arguments
                 own = read_evidence(results / study)
-                draw_bands([own.cells[cell] for cell in cells if cell in own.cells], page.parent / file)
+                FIGURES[name][1]([own.cells[cell] for cell in cells if cell in own.cells], page.parent / file)
 
 
 def _block(words: list[str], results: Path) -> str:
     name, *arguments = words
-    if name == "curves":
+    if name in FIGURES:
         study, file, *cells = arguments
-        return f"![accuracy over rounds, {study}: {', '.join(cells)}]({file})"
-    make = look_up(name, TABLES, "results")
+        falls = read_evidence(results / study).study.cells[0].spec(1).data.forecasts
+        score = "MSE" if falls else "accuracy"
+        return f"![{score} over {FIGURES[name][0]}, {study}: {', '.join(cells)}]({file})"
+    make = look_up(name, MADE, "results")
     return make(results, *arguments)

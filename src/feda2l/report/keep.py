@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from feda2l.errors import FedA2LError
@@ -16,6 +17,7 @@ from feda2l.experiment.study import Study
 from feda2l.experiment.study_folder import StudyFolder
 
 FACTS = ("summary.json", "environment.json", "search.json", "chosen.json", "target.json")
+TIMES = "timings.jsonl"  # of a study whose runs have the machine to themselves; of others they say nothing
 TABLES = ("rounds.parquet", "layers.parquet")
 
 
@@ -25,8 +27,9 @@ def keep(study: Path, into: Path) -> int:
     if kept.file.exists():
         kept.check(source, Study.load(kept.file))
     summaries = sorted(study.rglob("summary.json"))
+    facts = (*FACTS, TIMES) if source.timing else FACTS
     for summary in summaries:
-        _keep_run(summary.parent, into / summary.parent.relative_to(study), tables=STAGES not in summary.parts)
+        _keep_run(summary.parent, into / summary.parent.relative_to(study), facts, tables=STAGES not in summary.parts)
     for chosen in (study / STAGES).rglob("chosen.json"):
         shutil.copy(chosen, into / chosen.relative_to(study))
     seeds = sorted({int(path.parent.name.removeprefix("seed-")) for path in into.glob("*/seed-*/summary.json")})
@@ -34,9 +37,9 @@ def keep(study: Path, into: Path) -> int:
     return len(summaries)
 
 
-def _keep_run(run: Path, into: Path, *, tables: bool) -> None:
+def _keep_run(run: Path, into: Path, facts: Sequence[str], *, tables: bool) -> None:
     into.mkdir(parents=True, exist_ok=True)
-    for name in FACTS:
+    for name in facts:
         if (run / name).exists():
             shutil.copy(run / name, into / name)
     spec = re.sub(r'^paired = "(.*)"$', lambda found: _beside(found[1]), (run / "spec.toml").read_text(), flags=re.M)

@@ -73,9 +73,8 @@ def paper_number(run: FoundRun, varied: tuple[str, ...] = ()) -> PaperNumber | N
 
     `varied` are the keys that make rows or columns: with one of FedA2L's own parameters it is the sensitivity table.
     """
-    keys = run.keys
-    algorithm, method = ALGORITHM.get(keys.get("algorithm.name", "")), METHOD.get(keys.get("rates.name", ""))
-    data, model = DATA.get(keys.get("data.name", "")), MODEL.get(keys.get("model.name", ""))
+    names = _names(run)
+    algorithm, method, model, data = (names[column] for column in ("algorithm", "method", "model", "dataset"))
     if not (algorithm and method and data and run.target is not None) or _changed(run, method, model):
         return None
     if method == "FedA2L" and any(key in PARAMETER for key in varied):
@@ -91,13 +90,28 @@ def paper_number(run: FoundRun, varied: tuple[str, ...] = ()) -> PaperNumber | N
         row = _row("robustness", algorithm=algorithm, method=method, setting=setting, target_accuracy_pct=target)
         fits = setting and (model, data) == ("ResNet-18", "CIFAR-100")
         return PaperNumber(_number(row["rounds"]), flags=_flags(row)) if row and fits else None
-    where = {"algorithm": algorithm, "method": method, "model": model, "dataset": data, "target_accuracy_pct": target}
-    row, time = _row("main_results", **where), _row("convergence_time", **where)
+    row, time = (_row(table, **names, target_accuracy_pct=target) for table in ("main_results", "convergence_time"))
     if row is None:
         return None
     minutes = _number(time["total_minutes"]) if time else None
     flags = (*_flags(row), *(_flags(time) if time else ()))
     return PaperNumber(_number(row["rounds_mean"]), _number(row["rounds_std"]), minutes, None, flags)
+
+
+def paper_seconds(run: FoundRun) -> float | None:
+    """Seconds a round in the paper, evaluation counted; None where it has none."""
+    row = _row("convergence_time", **_names(run))
+    return _number(row["seconds_per_round"]) if row else None
+
+
+def paper_series(run: FoundRun) -> tuple[PaperNumber, float] | None:
+    """The paper's rounds for a series and the MSE that they are to, which may be another than the run's."""
+    names = _names(run)
+    method, model = names.pop("method"), names.pop("model")
+    row = _row("time_series", method=method, **names)
+    if row is None or method is None or _changed(run, method, model):
+        return None
+    return PaperNumber(_number(row["rounds"]), flags=_flags(row)), float(row["target_mse"])
 
 
 @cache
@@ -111,6 +125,13 @@ def rows_of(table: str) -> tuple[Mapping[str, str], ...]:
     """A shipped table, its comments left out."""
     text = (files("feda2l.report") / "paper" / f"{table}.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def _names(run: FoundRun) -> dict[str, str | None]:
+    """What the paper's tables call a run's algorithm, rule, model and data."""
+    tables = {"algorithm": ALGORITHM, "method": METHOD, "model": MODEL, "dataset": DATA}
+    keys = {"algorithm": "algorithm.name", "method": "rates.name", "model": "model.name", "dataset": "data.name"}
+    return {column: tables[column].get(run.keys.get(key, "")) for column, key in keys.items()}
 
 
 def _changed(run: FoundRun, method: str, model: str | None) -> bool:

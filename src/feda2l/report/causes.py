@@ -1,0 +1,80 @@
+"""Where the released code's gain on ResNets comes from: from its constant rate to its FedA2L, one thing at a time."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from feda2l.report.evidence import Evidence, read_evidence
+from feda2l.report.evidence_tables import by_seed, table
+from feda2l.report.results import Cell
+
+
+class Cause(NamedTuple):
+    """Two cells that differ in one thing, or (`whole`) in all that the lines above add up."""
+
+    name: str
+    start: str
+    end: str
+    what: str
+    whole: bool = False
+
+
+CAUSES = (
+    # from the released code's constant rate to its FedA2L
+    Cause("momentum", "constant", "constant-momentum-0", "momentum 0.9 is left out"),
+    Cause("decay", "constant-momentum-0", "hidden_schedule-base-warm-up", "the rate falls from round 44 on"),
+    Cause("hidden warm-up", "hidden_schedule-base-warm-up", "hidden_schedule", "a tenth of the rate for 42 rounds"),
+    Cause("warm-up and decay", "constant-momentum-0", "hidden_schedule", "both of these", whole=True),
+    Cause("layer-wise signal", "hidden_schedule", "feda2l-reference", "multipliers from sigma and zeta"),
+    Cause("the released gain", "constant", "feda2l-reference", "all of these", whole=True),
+    # the paper's rule with the optimiser of all others
+    Cause("decay", "constant", "decay_only", "the rate falls from round 42 on, momentum stays"),
+    Cause("layer-wise signal", "decay_only", "feda2l", "multipliers from sigma and zeta"),
+    Cause("momentum", "feda2l", "feda2l-momentum-0", "momentum 0.9 is left out"),
+    # the statistics
+    Cause("BatchNorm policy", "constant", "constant-average", "statistics averaged like parameters"),
+    Cause("BatchNorm policy", "cawr", "cawr-average", "the same under CAWR"),
+    Cause("BatchNorm policy", "decay_only", "decay_only-average", "the same under the decay"),
+    Cause("BatchNorm policy", "feda2l", "feda2l-average", "the same under FedA2L"),
+    Cause("BatchNorm policy", "constant", "constant-recalibrate", "statistics re-estimated after mixing"),
+    Cause("BatchNorm policy", "constant", "constant-group-norm", "none to keep: GroupNorm"),
+    # what is left for a rate rule once they are averaged
+    Cause("lower rate", "constant-average", "constant-0.003-average", "a constant 0.003, averaged"),
+    Cause("CAWR", "constant-average", "cawr-average", "a cosine with restarts, averaged"),
+    Cause("decay", "constant-average", "decay_only-average", "the rate falls from round 42 on, averaged"),
+    Cause("layer-wise signal", "decay_only-average", "feda2l-average", "multipliers from sigma and zeta, averaged"),
+)
+
+
+def causes_table(results: Path, study: str) -> str:
+    """A line a cause of which both cells are kept; over the seeds that both have."""
+    own = read_evidence(results / study)
+    there = [cause for cause in CAUSES if cause.start in own.cells and cause.end in own.cells]
+    rows = [[_name(cause), f"`{cause.start}` to `{cause.end}`", cause.what, *_change(own, cause)] for cause in there]
+    return table(["cause", "from, to", "what changes", "rounds", "best smoothed, %", "last 10, %"], rows)
+
+
+def _name(cause: Cause) -> str:
+    return f"**{cause.name}**" if cause.whole else cause.name
+
+
+def _change(own: Evidence, cause: Cause) -> list[str]:
+    """Both cells' figures over the seeds that both have, and of scores the difference."""
+    start, end = (own.cells[name] for name in (cause.start, cause.end))
+    seeds = {f.run.seed for f in start.seeds} & {f.run.seed for f in end.seeds}
+    pair = [Cell(cell.row, [f for f in cell.seeds if f.run.seed in seeds]) for cell in (start, end)]
+    if not seeds:
+        return ["no seed in common", "", ""]
+    words = [" to ".join(by_seed(cell) for cell in pair)]
+    for measure in ("best_smoothed", "last_10"):
+        means = [_mean(cell.over_seeds(measure)) for cell in pair]
+        test = own.difference(cause.end, cause.start, measure)
+        if test is None:
+            words.append(" to ".join(means))
+            continue
+        half = "" if test.interval is None else f" ± {100 * (test.interval[1] - test.difference):.2f}"
+        words.append(f"{' to '.join(means)} ({100 * test.difference:+.2f}{half})")
+    return words
+
+
+def _mean(values: list[float]) -> str:
+    return f"{100 * sum(values) / len(values):.2f}" if values else "diverged"

@@ -1,0 +1,60 @@
+"""Forecasts: every rule beside the naive forecasts, which a trained model has to beat, and the paper's rounds."""
+
+from pathlib import Path
+
+from feda2l.report.evidence import Evidence, read_evidence
+from feda2l.report.evidence_tables import by_seed, table
+from feda2l.report.paper_numbers import paper_series
+from feda2l.report.results import Cell
+from feda2l.report.sheets import score_words
+
+NAIVE = {"last_value": "last value", "window_mean": "mean of what is seen"}
+
+
+def series_table(results: Path, study: str) -> str:
+    """MSE and rounds of every cell, seed by seed; the naive forecasts first: they need no round at all."""
+    own = read_evidence(results / study)
+    target = next(iter(own.cells.values())).example.run.target
+    naive = _naive(own)
+    rows = [_untrained(NAIVE[name], mse, target) for name, mse in naive.items()]
+    best = min(naive.values(), default=None)
+    rows += [_row(cell, best) for cell in own.cells.values()]
+    header = ["optimiser", "algorithm", "rule", "the paper, rounds", "rounds, seed by seed"]
+    header += ["best MSE, seed by seed", "last 10", "below the better naive forecast"]
+    return f"{table(header, rows)}\n\nTarget: an MSE of {'none' if target is None else f'{target:.5g}'}."
+
+
+def _naive(own: Evidence) -> dict[str, float]:
+    """The naive forecasts' errors, which every run of a series has in its summary."""
+    found = [figures.run.summary["naive"] for figures in own.runs if "naive" in figures.run.summary]
+    return {name: float(found[0][name]["mse"]) for name in NAIVE} if found else {}
+
+
+def _untrained(name: str, mse: float, target: float | None) -> list[str]:
+    there = target is not None and mse <= target
+    return ["none", "none", name, "", "0" if there else "-", f"{mse:.4f}", f"{mse:.4f}", ""]
+
+
+def _row(cell: Cell, naive: float | None) -> list[str]:
+    keys = cell.example.run.keys
+    rule = f"`{cell.row.split('-', 2)[-1]}`"
+    best = [figures.best for figures in cell.seeds]
+    below = "" if naive is None else f"{sum(mse is not None and mse < naive for mse in best)} of {len(best)}"
+    return [
+        f"{keys['training.optimizer']} {keys['rates.base']:g}",
+        str(keys["algorithm.name"]),
+        rule,
+        _the_papers(cell),
+        by_seed(cell),
+        ", ".join("diverged" if mse is None else f"{mse:.4f}" for mse in best),
+        score_words(cell.over_seeds("last_10"), "mse") or "-",
+        below,
+    ]
+
+
+def _the_papers(cell: Cell) -> str:
+    """Its rounds; where its target is another, to which."""
+    if cell.paper is not None:
+        return cell.paper.text
+    found = paper_series(cell.example.run)
+    return "" if found is None else f"{found[0].text} (to {found[1]:g})"

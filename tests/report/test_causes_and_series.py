@@ -1,0 +1,184 @@
+"""The tables of part two, from folders written by hand: causes of a gain, forecasts, times."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+import tomli_w
+from made_up import write_run
+
+from feda2l.errors import FedA2LError
+from feda2l.experiment.study import Study
+from feda2l.report.causes import CAUSES, causes_table
+from feda2l.report.fill_page import fill, fill_pages
+from feda2l.report.find_runs import flatten
+from feda2l.report.keep import keep
+from feda2l.report.own_time import times_table
+from feda2l.report.series_tables import series_table
+
+# what a step may change, and nothing beside it; a rule comes with its own parameters
+ONE_THING = {
+    "momentum": {"training.momentum"},
+    "hidden warm-up": {"rates.warmup_factor", "rates.bn_warmup_factor"},
+    "lower rate": {"rates.base"},
+    "BatchNorm policy": {"algorithm.buffers"},
+}
+ROUNDS = 12
+
+
+def made_study(folder: Path, *cells: str, timing: bool = False) -> None:
+    """A study with cells of these names, which differ in something that no table looks at."""
+    folder.mkdir(parents=True)
+    variants = {name: {"topology": {"seed": number}} for number, name in enumerate(cells)}
+    (folder / "study.toml").write_text(tomli_w.dumps({"name": folder.name, "timing": timing, "variants": variants}))
+
+
+def flat(value: float) -> list[float]:
+    """A curve whose best smoothed value and last ten rounds are one number."""
+    return [value] * ROUNDS
+
+
+@pytest.mark.parametrize("cause", [cause for cause in CAUSES if not cause.whole], ids=lambda c: f"{c.start}:{c.end}")
+def test_each_cause_changes_one_thing(cause: Any) -> None:
+    cells = {cell.name: cell for cell in Study.load("evidence-resnet18-cifar100").cells}
+    specs = [cells[name].spec(1).resolved(layers=41, model="resnet18") for name in (cause.start, cause.end)]
+    first, second = (flatten(spec.model_dump(exclude={"name"})) for spec in specs)
+    differ = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
+    named = {cells[name].spec(1).model.name for name in (cause.start, cause.end)}
+    if cause.end == "constant-group-norm":
+        assert (differ, named) == (set(), {"resnet18", "resnet18_gn"})
+    elif cause.name in ONE_THING:
+        assert differ == ONE_THING[cause.name]
+    elif cause.name == "layer-wise signal":
+        assert differ == {"rates.name"}
+    else:
+        assert "rates.name" in differ
+        assert all(key.startswith("rates.") and key != "rates.base" for key in differ)
+
+
+def test_the_causes_lead_from_the_released_constant_rate_to_its_feda2l() -> None:
+    chain = [cause for cause in CAUSES if not cause.whole][:4]
+    assert [cause.start for cause in chain[1:]] == [cause.end for cause in chain[:-1]]
+    whole = next(cause for cause in CAUSES if cause.name == "the released gain")
+    assert (chain[0].start, chain[-1].end) == (whole.start, whole.end)
+
+
+def test_causes_by_hand(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    made_study(folder, "constant", "constant-momentum-0", "constant-average")
+    options: dict[str, Any] = {"rates": "constant", "smoothing": 10, "target": 0.45}
+    for seed, (before, after) in enumerate(((0.40, 0.44), (0.38, 0.46)), start=1):
+        write_run(folder / f"constant/seed-{seed}", flat(before), seed=seed, **options)
+        more = {"training": {"momentum": 0.0}}
+        write_run(folder / f"constant-momentum-0/seed-{seed}", flat(after), seed=seed, more=more, **options)
+    write_run(
+        folder / "constant-average/seed-2", flat(0.5), seed=2, more={"algorithm": {"buffers": "average"}}, **options
+    )
+    lines = causes_table(tmp_path, "made").splitlines()[2:]
+    # +4 and +8 points: 6 on average, Student's t of one degree of freedom 12.706 x 2 = 25.41
+    change = "39.00 to 45.00 (+6.00 ± 25.41)"
+    assert lines == [
+        "| momentum | `constant` to `constant-momentum-0` | momentum 0.9 is left out | -, - to -, 10 "
+        f"| {change} | {change} |",
+        "| BatchNorm policy | `constant` to `constant-average` | statistics averaged like parameters | - to 10 "
+        "| 38.00 to 50.00 (+12.00) | 38.00 to 50.00 (+12.00) |",
+    ]
+
+
+def write_series(folder: Path, cell: str, seed: int, curve: list[float], target: float, **rates: Any) -> None:
+    optimizer, algorithm, rule = cell.split("-")[:3]
+    more = {
+        "data": {"name": folder.name.replace("-", "_"), "nodes": 8, "partition": "natural"},
+        "model": {"name": "timer"},
+        "topology": {"name": "full"},
+        "algorithm": {"name": algorithm},
+        "rates": {"name": rule, **rates},
+        "training": {"optimizer": optimizer, "momentum": 0.9},
+    }
+    path = write_run(
+        folder / cell / f"seed-{seed}", curve, rates=rule, seed=seed, target=target, metric="mse", more=more
+    )
+    summary = json.loads((path / "summary.json").read_text())
+    summary["naive"] = {"last_value": {"mse": 0.0533, "mae": 0.1}, "window_mean": {"mse": 0.0894, "mae": 0.2}}
+    (path / "summary.json").write_text(json.dumps(summary))
+
+
+def test_series_by_hand(tmp_path: Path) -> None:
+    cells = ["sgd-fedavg-constant", "sgd-fedavg-decay_only", "adam-fedavg-feda2l"]
+    folder = tmp_path / "exchange-rate"
+    made_study(folder, *cells)
+    write_series(folder, cells[0], 1, [0.09, 0.056, 0.06], 0.0575)
+    write_series(folder, cells[0], 2, [0.09, 0.07, 0.052], 0.0575)
+    write_series(folder, cells[1], 1, [0.09, 0.08, 0.07], 0.0575)
+    write_series(folder, cells[2], 1, [0.05, 0.06, 0.07], 0.0575, base=1e-4)
+    lines = series_table(tmp_path, "exchange-rate").splitlines()
+    assert lines[2:] == [
+        "| none | none | last value |  | 0 | 0.0533 | 0.0533 |  |",
+        "| none | none | mean of what is seen |  | - | 0.0894 | 0.0894 |  |",
+        # means of the three rounds: 0.068667 and 0.070667
+        "| sgd 0.01 | fedavg | `constant` | 47 [step] | 2, 3 | 0.0560, 0.0520 | 0.069667 ± 0.0014 | 1 of 2 |",
+        "| sgd 0.01 | fedavg | `decay_only` |  | - | 0.0700 | 0.08 | 0 of 1 |",
+        "| adam 0.0001 | fedavg | `feda2l` |  | 1 | 0.0500 | 0.06 | 1 of 1 |",
+        "",
+        "Target: an MSE of 0.0575.",
+    ]
+
+
+def test_a_target_of_our_own_is_not_taken_for_the_papers(tmp_path: Path) -> None:
+    folder = tmp_path / "beijing-air-quality"
+    made_study(folder, "sgd-fedawa-one_cycle")
+    write_series(folder, "sgd-fedawa-one_cycle", 1, [0.9, 0.8, 0.7], 0.75)
+    assert "| `one_cycle` | 22 (to 4.3582) | 3 |" in series_table(tmp_path, "beijing-air-quality")
+
+
+def test_times_are_of_runs_that_were_alone_and_are_kept(tmp_path: Path) -> None:
+    made_study(tmp_path / "runs", "constant", "cawr", timing=True)
+    deep = {
+        "data": {"name": "cifar100", "nodes": 10},
+        "model": {"name": "resnet18"},
+        "topology": {"name": "full"},
+        "training": {"momentum": 0.9},
+        "runtime": {"precision": "bf16"},
+    }
+    options: dict[str, Any] = {"every_second": 1.5, "target": 0.45, "more": deep}
+    write_run(tmp_path / "runs/constant/seed-1", flat(0.5), rates="constant", pack=1, **options)
+    write_run(tmp_path / "runs/cawr/seed-1", flat(0.5), rates="cawr", pack=2, **options)
+    keep(tmp_path / "runs", tmp_path / "results/made")
+    # 1.5 to train, a quarter each to mix and to adapt, one to evaluate
+    assert times_table(tmp_path / "results", "made").splitlines()[2:] == [
+        "| `constant` | 2.00 | 12.50 | 3.00 | ?, bf16 | 28.43 |"
+    ]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- results: minutes made minutes.png constant cawr -->\n<!-- end -->\n")
+    fill_pages([page], tmp_path / "results")
+    assert "![accuracy over minutes, made: constant, cawr](minutes.png)" in page.read_text()
+    assert (tmp_path / "minutes.png").stat().st_size > 1000
+    page.write_text("<!-- results: minutes made minutes.png cawr -->\n<!-- end -->\n")
+    with pytest.raises(FedA2LError, match="cawr: shared the machine"):
+        fill_pages([page], tmp_path / "results")
+
+
+def test_a_run_that_was_shorter_than_the_papers_number_does_not_disagree(tmp_path: Path) -> None:
+    made_study(tmp_path / "made", "feda2l", "feda2l-reference")
+    deep: dict[str, Any] = {
+        "data": {"name": "cifar100", "nodes": 10},
+        "model": {"name": "resnet18"},
+        "topology": {"name": "full"},
+    }
+    for cell, momentum in (("feda2l", 0.9), ("feda2l-reference", 0.0)):
+        more = deep | {"training": {"momentum": momentum}}
+        write_run(tmp_path / f"made/{cell}/seed-1", flat(0.3), target=0.45, more=more)
+    text = fill("<!-- results: cells made -->\n<!-- end -->", tmp_path)
+    for cell in ("feda2l", "feda2l-reference"):
+        assert f"| `{cell}` | 177 ± 6.97 | - | not reached (0/1) | > {ROUNDS} | not run so long |" in text
+
+
+def test_multipliers_are_looked_at_once_rates_are_adapted(tmp_path: Path) -> None:
+    made_study(tmp_path / "made", "feda2l")
+    path = write_run(tmp_path / "made/feda2l/seed-1", flat(0.3), more={"rates": {"warmup_rounds": 7}})
+    table = polars.read_parquet(path / "layers.parquet")
+    adapted = polars.when(polars.col("round") < 10).then(1.0).otherwise(1.5)
+    table.with_columns(multiplier=adapted).write_parquet(path / "layers.parquet")
+    assert "| `feda2l` | 1.50 | 0.00 | 1.50 |" in fill("<!-- results: multipliers made -->\n<!-- end -->", tmp_path)
