@@ -16,11 +16,12 @@ from rounds_on_devices import CPU, SMALL, difference, merged, rounds
 
 import feda2l
 from feda2l import data
-from feda2l.experiment.assemble import Assembled, assemble
+from feda2l.experiment.assemble import Assembled, assemble, populate
 from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
+from feda2l.experiment.studies import study
 from feda2l.simulate import population as population_module
-from feda2l.simulate.engine import Engine
+from feda2l.simulate.engine import Engine, ScoreJob
 from feda2l.simulate.population import Population
 from feda2l.simulate.simulator import Simulator
 
@@ -186,6 +187,32 @@ def test_packed_runs_equal_each_alone_on_node_batched_kernels(tmp_path: Path) ->
                 for name, value in one.state().items():
                     assert difference(value, other.state()[name]) < tolerance, name
             assert other.summary["accuracy"]["final"] == pytest.approx(one.summary["accuracy"]["final"], abs=0.03)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_models_that_are_scored_together_score_as_each_alone(precision: str) -> None:
+    from feda2l.simulate.cuda_engine import CudaEngine  # wants triton
+
+    nodes = 13  # not whole tens
+    more = {"data": {"nodes": nodes}, "runtime": {"device": "cuda", "engine": "batched", "precision": precision}}
+    spec = Spec.parse(merged(SMALL, more))
+    run = assemble(spec, Loaded.of(data.load("digits"), torch.device("cuda", 0)))
+    engine = populate([run])
+    engine.start(0)
+    next(Simulator(engine, [run.simulation]).rounds())
+    jobs = [ScoreJob(node, 0, node, local=local) for local in (False, True) for node in range(nodes)]
+    jobs.insert(3, ScoreJob(0, 0, None, local=False))  # the mean model
+    together, alone = engine.score(jobs), CudaEngine.score(engine, jobs)  # type: ignore[arg-type]
+    engine.close()
+    for job, one, other in zip(jobs, together, alone, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5 if precision == "fp32" else 0.02), job
+        assert sum(one.tally) == pytest.approx(sum(other.tally), abs=0 if precision == "fp32" else 4), job
+
+
+def test_a_study_does_not_guess_its_time_from_steps_that_no_pack_has(tmp_path: Path) -> None:
+    said: list[str] = []
+    study("digits-rules", out=tmp_path, sets=['runtime.device="cuda"'], dry_run=True, say=said.append)
+    assert "time unknown: on a GPU it is known when the first pack has trained" in said
 
 
 def test_a_diverging_run_leaves_the_others_bits_alone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 
 from feda2l.errors import FedA2LError
+from feda2l.simulate.batched_forward import covers
 from feda2l.simulate.engine import Engine, Rows
 from feda2l.simulate.population import Population
 from feda2l.simulate.stacked import Stacked, is_perceptron
@@ -45,8 +46,6 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
 
 def why_not_batched(runs: "Sequence[Assembled]") -> str:
     """Why node-batched kernels do not serve these runs; empty if they do."""
-    from feda2l.simulate.cuda_stacked import covers
-
     trainings = [run.simulation.member.training for run in runs]
     whole = all(
         t.drop_last or all(len(shard) % t.batch_size == 0 for shard in run.simulation.member.shards)

@@ -1,136 +1,27 @@
 """Node-batched kernels on a GPU: all nodes of a small convolutional network in one product.
 
-At batch 10 a node alone leaves most of the card idle. Here a convolution of k nodes is one gather of patches and one
-batched matrix product. The forward pass is compiled, the step captured; rows are sorted by the length of their shards
-and go in groups, so that a group waits only for rows as long as itself.
+The forward pass is compiled, the step captured; rows are sorted by the length of their shards and go in groups, so that
+a group waits only for rows as long as itself.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feda2l.algorithms import Algorithm
 from feda2l.round.local import Local
 from feda2l.round.train import Training
+from feda2l.simulate.batched_forward import batched_forward
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
-from feda2l.simulate.engine import TrainJob
-from feda2l.simulate.stacked import ELEMENTWISE, Forward, stacked_loss
+from feda2l.simulate.engine import Score, ScoreJob, TrainJob
+from feda2l.simulate.stacked import stacked_loss
 
 WASTE = 1.15  # a group may cost this much more than its rows hold
-LANES = 16  # inner sizes of products are padded to this many numbers: unaligned ones are several times slower
-
-
-def covers(model: nn.Module) -> bool:
-    """Are there node-batched kernels for every part of this model?"""
-    return type(model) is nn.Sequential and all(_covered(part) for part in model) and not list(model.buffers())
-
-
-def _covered(part: nn.Module) -> bool:
-    if part._forward_hooks or part._forward_pre_hooks or any(not p.requires_grad for p in part.parameters()):
-        return False
-    if type(part) is nn.Conv2d:
-        plain = (part.stride, part.dilation, part.groups) == ((1, 1), (1, 1), 1)
-        return plain and isinstance(part.padding, tuple) and part.padding_mode == "zeros"
-    if type(part) is nn.MaxPool2d:
-        sizes = {part.kernel_size, part.stride}
-        return sizes in ({2}, {(2, 2)}) and part.padding == 0 and part.dilation == 1 and not part.ceil_mode
-    if type(part) is nn.Flatten:
-        return (part.start_dim, part.end_dim) == (1, -1)
-    return type(part) in (nn.Linear, *ELEMENTWISE)
-
-
-def batched_forward(model: nn.Sequential) -> Forward:
-    """The forward pass of k nodes: parameters [k, *shape] (kernels [k, channels, inner]), inputs channels last."""
-
-    def forward(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-        left = iter(parameters)
-        for part in model:
-            if isinstance(part, nn.Conv2d):
-                x = _convolution(x, next(left), part)
-            elif isinstance(part, nn.Linear):
-                x = _Product.apply(x, next(left))  # type: ignore[no-untyped-call]
-            if isinstance(part, nn.Conv2d | nn.Linear) and part.bias is not None:
-                # not in the product, which would first write it to the whole output; here it joins what comes next
-                x = x + next(left).view(len(x), *(1,) * (x.dim() - 2), -1)
-            if isinstance(part, nn.MaxPool2d):
-                height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
-                quarters = [x[:, :, i:height:2, j:width:2] for i in (0, 1) for j in (0, 1)]
-                x = torch.maximum(torch.maximum(*quarters[:2]), torch.maximum(*quarters[2:]))
-            elif isinstance(part, nn.Flatten):
-                x = x.permute(0, 1, 4, 2, 3).flatten(2)  # features in the order of [channels, height, width]
-            elif not isinstance(part, nn.Conv2d | nn.Linear):
-                x = part(x)
-        return x
-
-    return forward
-
-
-def _convolution(x: Tensor, kernels: Tensor, part: nn.Conv2d) -> Tensor:
-    """Patches [k, places, inner] times kernels [k, channels, inner]; inner is (row, column, channel) as in memory."""
-    rows, batch = x.shape[:2]
-    assert not isinstance(part.padding, str)
-    vertical, horizontal = part.padding
-    if vertical or horizontal:
-        x = F.pad(x, (0, 0, horizontal, horizontal, vertical, vertical))
-    down, across = part.kernel_size
-    height, width = x.shape[2] - down + 1, x.shape[3] - across + 1
-    patches = _Patches.apply(x, down, across)  # type: ignore[no-untyped-call]
-    missing = patches.shape[-1] - kernels.shape[-1]
-    weight = F.pad(kernels, (0, missing)) if missing else kernels
-    out: Tensor = _Product.apply(patches, weight)  # type: ignore[no-untyped-call]
-    return out.view(rows, batch, height, width, -1)
-
-
-class _Patches(torch.autograd.Function):
-    """[k, batch, height, width, channels] -> [k, batch * places, inner], inner padded with zeros to whole lanes.
-
-    A row of a patch lies together in memory, so patches are one strided copy. Backward every place adds up what the
-    patches that it is in give it: shifted slices, no scattering.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, down: int, across: int) -> Tensor:
-        rows, batch, high, wide, channels = ctx.shape = x.shape
-        ctx.kernel = down, across
-        height, width, inner = high - down + 1, wide - across + 1, down * across * channels
-        line = wide * channels
-        shape = rows, batch, height, width, down, across * channels
-        steps = batch * high * line, high * line, line, channels, line, 1
-        patches = x.contiguous().as_strided(shape, steps).reshape(rows, batch * height * width, inner)
-        return F.pad(patches, (0, -inner % LANES)) if inner % LANES else patches
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        rows, batch, high, wide, channels = ctx.shape
-        down, across = ctx.kernel
-        height, width = high - down + 1, wide - across + 1
-        parts = gradient.view(rows, batch, height, width, -1)
-        total = gradient.new_zeros(())
-        for i in range(down):
-            for j in range(across):
-                start = (i * across + j) * channels
-                edges = 0, 0, j, across - 1 - j, i, down - 1 - i
-                total = total + F.pad(parts[..., start : start + channels], edges)
-        return total, None, None
-
-
-class _Product(torch.autograd.Function):
-    """x [k, places, inner] times weights [k, outer, inner]; a weight's gradient lies in memory as the weight does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-        x, weight = ctx.saved_tensors
-        return torch.bmm(gradient, weight), torch.bmm(gradient.transpose(1, 2), x)
+SCORED = 10  # models that are scored together; fewer do not pay for compiling
+SCORED_BATCH = 1000
 
 
 @dataclass
@@ -180,6 +71,8 @@ class CudaStacked(CudaEngine):
         self.remembered = {name: torch.zeros_like(matrix) for name, matrix in population.state.items() if steered}
         self.losses = {kind: self._compiled(rows[kinds.index(kind)][2].training) for kind in set(kinds)}
         self.groups: list[_Group] = []
+        assert isinstance(self.model, nn.Sequential)
+        self.answers = torch.compile(batched_forward(self.model), dynamic=False)
 
     def close(self) -> None:
         super().close()
@@ -198,6 +91,35 @@ class CudaStacked(CudaEngine):
             return algorithm.loss(loss(outputs, targets), outputs, targets, taught)
 
         return torch.compile(losses, dynamic=False)
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
+        """Models that are asked about the whole test set answer together, each batch read once for all of them."""
+        together = [job for job in jobs if job == ScoreJob(job.row, job.run, job.node, local=False)]
+        if len(together) < SCORED:
+            return super().score(jobs)
+        with self.numerics(), torch.no_grad():
+            chunks = [together[start : start + SCORED] for start in range(0, len(together), SCORED)]
+            sums = torch.cat([self._score_chunk(chunk) for chunk in chunks]).tolist()
+        found = {job: Score(loss, right) for job, (loss, *right) in zip(together, sums, strict=True)}
+        others = [job for job in jobs if job not in found]
+        found |= zip(others, super().score(others), strict=True)
+        return [found[job] for job in jobs]
+
+    def _score_chunk(self, jobs: list[ScoreJob]) -> Tensor:
+        """The sum of losses and the right answers by class of some models, [models, 1 + classes], on the card."""
+        member = self.members[jobs[0].run]  # a pack has one test set
+        assert member.classes is not None
+        rows = [self.state(job) for job in (*jobs, *jobs[:1] * (SCORED - len(jobs)))]  # one shape, one compilation
+        leaves = self._leaves(torch.stack(rows).to(self.dtype))
+        sums = torch.zeros(len(rows), 1 + member.classes, dtype=torch.float64, device=self.device)
+        for piece in torch.arange(len(member.test), device=self.device).split(SCORED_BATCH):
+            targets = member.test.targets(piece)
+            x = self.asked(member.test, piece).movedim(1, -1).unsqueeze(0)  # channels last in memory, so this is a view
+            outputs = self.outputs(self.answers(leaves, x))
+            losses = stacked_loss(member.training.loss)(outputs, targets.expand(len(rows), -1))
+            sums[:, 0] += losses.double() * len(piece)
+            sums.index_add_(1, 1 + targets, (outputs.argmax(dim=-1) == targets).double())
+        return sums[: len(jobs)]
 
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         population = self.population
