@@ -13,6 +13,7 @@ from torch import Tensor
 from feda2l.algorithms.base import Algorithm, Neighbourhood, Own
 
 CHUNK = 1 << 20  # columns taken to float64 at a time
+PIECE = 1 << 12  # columns of one partial product
 NOTHING = 1e-30  # the squared norm of a state of zeros, to which every cosine is 0
 KEPT = ("weights", "first", "second")
 
@@ -100,6 +101,13 @@ class FedAWA(Algorithm):
         return w - rate * first / (1 - 0.5**count) / size, first, second
 
 
+def _inner(vectors: Tensor) -> Tensor:
+    """All inner products of some long vectors, added up from pieces: as one product a GPU gives it to one processor."""
+    whole = vectors.shape[1] // PIECE * PIECE
+    pieces, rest = vectors[:, :whole].reshape(len(vectors), -1, PIECE).transpose(0, 1), vectors[:, whole:]
+    return (pieces @ pieces.mT).sum(dim=0) + rest @ rest.T
+
+
 @dataclass(frozen=True)
 class _Vectors:
     """All that the loss needs of the models: inner products, so that its gradient costs nothing."""
@@ -112,17 +120,17 @@ class _Vectors:
     @classmethod
     def of(cls, near: Neighbourhood, *, crossed: bool) -> "_Vectors":
         models, base = near.hear("model"), near.base
-        count = len(models)
-        gram, along = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
-        products, size = torch.zeros_like(gram if crossed else along), torch.zeros((), dtype=torch.float64)
+        count, total = len(models), None
         for start in range(0, len(base), CHUNK):
             theta, g = models[:, start : start + CHUNK].double(), base[start : start + CHUNK].double()
             tau = theta - g
-            gram += (tau @ tau.T).cpu()
-            products += (theta @ theta.T if crossed else theta.square().sum(dim=1)).cpu()
-            along += (theta @ g).cpu()
-            size += (g @ g).cpu()
-        return cls(gram, along, products, size)
+            own = _inner(theta) if crossed else theta.square().sum(dim=1)
+            sums = torch.cat([_inner(tau).flatten(), own.flatten(), theta @ g, (g @ g).view(1)])
+            total = sums if total is None else total + sums
+        assert total is not None
+        total = total.cpu()  # all at once: on a GPU every look waits for the card
+        gram, products, along, size = total.split([count * count, len(total) - count * count - count - 1, count, 1])
+        return cls(gram.view(count, count), along, products.view(count, count) if crossed else products, size[0])
 
     def gradient(self, w: Tensor) -> Tensor:
         with torch.enable_grad():
