@@ -14,6 +14,9 @@ from feda2l.peer.node import Node
 from feda2l.peer.swarm_folder import neighbour_lists
 from feda2l.topology import build
 
+# a machine that does other things for minutes is no fault: without one nobody may miss a round, however slow
+PATIENT = {"least": 100.0, "most": 600.0}
+
 
 def neighbours_of_all(spec: Spec) -> list[list[dict[str, Any]]]:
     """The `[[neighbours]]` of every node on a spec's graph."""
@@ -38,6 +41,7 @@ def configs(values: dict[str, Any], folder: Path, **more: Any) -> list[NodeConfi
                 "state": f"n{node}",
                 "listen": f"127.0.0.1:{7000 + node}",
                 "neighbours": near,
+                "deadline": PATIENT,
                 **more,
             },
             folder,

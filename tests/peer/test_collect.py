@@ -49,10 +49,7 @@ def _collect(values: dict[str, Any], states: list[RunFolder], out: Path) -> RunF
         {},
         {"evaluation": {"every": 3, "on": "both"}},
         {"evaluation": {"on": "local"}, "training": {"optimizer": "adam"}, "rates": {"base": 0.001}},
-        # long: a node cannot know when those whom it does not hear have taken its last message
-        pytest.param(
-            {"algorithm": {"name": "push_sum"}, "topology": {"name": "directed_ring"}}, marks=pytest.mark.long
-        ),
+        {"algorithm": {"name": "push_sum"}, "topology": {"name": "directed_ring"}},
         {"algorithm": {"name": "dfedhpo", "trials": 2, "eval_epochs": 1, "consensus": False}},
         {"rates": {"name": "one_cycle"}, "model": {"init": "per_node"}},
     ],

@@ -1,5 +1,7 @@
 """K peers come to the simulator's bits: parameters, optimiser memory, rates, histories, and each node's records."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,12 @@ import torch
 from networks import configs, run_together
 
 import feda2l
+from feda2l.peer import node as peer_node
+from feda2l.peer.courier import Courier
+from feda2l.peer.mailbox import NEWEST
+from feda2l.peer.message import HEAD_LIMIT, unseal
+from feda2l.peer.node import Node
+from feda2l.peer.transport import Transport
 from feda2l.simulate.checkpoint import read_checkpoint
 from first_models import NORMED
 
@@ -66,8 +74,68 @@ def test_every_other_algorithm(tmp_path, algorithm):
     _check(SMALL | {"algorithm": algorithm, "topology": {"name": "ring"}}, tmp_path)
 
 
+DIRECTED = SMALL | {"algorithm": {"name": "push_sum"}, "topology": {"name": "directed_ring"}}
+
+
 def test_a_directed_graph(tmp_path):
-    _check(SMALL | {"algorithm": {"name": "push_sum"}, "topology": {"name": "directed_ring"}}, tmp_path)
+    _check(DIRECTED, tmp_path)
+
+
+def _wait_for(transport: Transport, name: str, round: int) -> None:
+    """Until a node has published its message of a round."""
+    until = time.monotonic() + 60
+    while (sealed := transport.ask(name, NEWEST, 1.0, HEAD_LIMIT)) is None or unseal(sealed, None).round < round:
+        assert time.monotonic() < until, f"{name} does not come to round {round}"
+        time.sleep(0.01)
+
+
+# n0 hears n3: nobody but n1 waits for n0, so n3 is that far ahead before n0 is there, or has looked around
+@pytest.mark.parametrize(("late", "ahead"), [((Node, "connect"), 2), ((Courier, "newest"), 3)], ids=["start", "look"])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_directed_graph_where_one_begins_or_goes_on_late(tmp_path, monkeypatch, late, ahead, before):
+    if before:
+        run_together(configs(DIRECTED | {"rounds": before}, tmp_path / "peers"))
+    in_time: Callable[..., Any] = getattr(*late)
+
+    def begin(self: Any, *rest: Any, **more: Any) -> Any:
+        if (self.config if isinstance(self, Node) else self.facts).name == "n0":
+            _wait_for(self.transport, "n3", before + ahead)
+        return in_time(self, *rest, **more)
+
+    monkeypatch.setattr(*late, begin)
+    _check(DIRECTED, tmp_path)
+
+
+def test_a_directed_graph_where_one_is_slow_to_the_end(tmp_path, monkeypatch):
+    """n3 is done while n0 has two rounds to train, each of which takes longer than anybody stays for nothing."""
+    monkeypatch.setattr(peer_node, "LEAVING", 0.2)
+    in_time = Courier.publish
+
+    def publish(self: Courier, round: int, *rest: Any) -> None:
+        if self.facts.name == "n0" and round in (3, 4):
+            _wait_for(self.transport, "n3", 5)
+            time.sleep(1.0)
+        in_time(self, round, *rest)
+
+    monkeypatch.setattr(Courier, "publish", publish)
+    _check(DIRECTED, tmp_path)
+
+
+def test_a_search_waits_for_whoever_is_not_started(tmp_path, monkeypatch):
+    """As the first round does: the least deadline is for those who were there and are gone."""
+    in_time = Node.connect
+
+    def connect(self: Node) -> Courier:
+        if self.config.name == "n0":
+            assert self.transport is not None
+            _wait_for(self.transport, "n1", 0)
+            time.sleep(2.0)
+        return in_time(self)
+
+    monkeypatch.setattr(Node, "connect", connect)
+    algorithm = {"name": "dfedhpo", "trials": 2, "eval_epochs": 1, "consensus": False}
+    values = SMALL | {"rounds": 2, "algorithm": algorithm, "topology": {"name": "ring"}}
+    _check(values, tmp_path, deadline={"least": 1.0, "most": 600.0})
 
 
 @pytest.mark.parametrize("rule", ["flare", "one_cycle", "random_multiplier", "shuffled", "autolr"])

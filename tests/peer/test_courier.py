@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
 from feda2l.peer.courier import Courier, Facts
+from feda2l.peer.mailbox import Mailbox
 from feda2l.peer.memory_transport import Hub
 from feda2l.peer.message import PROTOCOL, Head, seal
 from feda2l.peer.neighbours import Neighbour
@@ -44,6 +45,12 @@ def courier(hub: Hub, name: str, *near: str, told: Told | None = None, exchanges
     facts = Facts("run", name, TEMPLATE.fingerprint, samples=10, steps=1, degree=len(near), heard_by=len(near))
     told = told if told is not None else Told()
     return Courier(hub.join(name), made, facts, exchanges=exchanges, rejected=told)
+
+
+def one_way(name: str, direction: Literal["both", "in", "out"], most: float = MOST) -> Neighbour:
+    """A neighbour that we only hear (in), or that only hears us (out)."""
+    config = NeighbourConfig(name=name, id=int(name[1:]), address="localhost:1", direction=direction)
+    return Neighbour(config, DeadlineConfig(least=LEAST, most=most), LimitsConfig())
 
 
 def head(sender: str, round: int, load: Payload = b"", **changes: Any) -> bytes:
@@ -212,31 +219,91 @@ def test_newest_waits_for_all_or_for_enough(hub):
     assert {said.round for said in one.newest(60, lambda heads: False).values()} == {5, 6}
 
 
+@pytest.mark.parametrize(
+    ("kept", "direction", "listener_at", "after", "heard"),
+    [
+        (5, "in", 1, 0, 1),  # it never waits for us: as long as the next message is there we missed nothing
+        (5, "in", 2, 0, 1),  # our listener missed us once, and waits for us when we keep the pace
+        (5, "in", 3, 0, 4),  # it gave us up: the network went on without us
+        (5, "in", 3, 1, 2),
+        (3, "in", 1, 0, 4),  # the next message is gone
+        (3, "in", 1, 1, 2),
+        (5, "both", 1, 0, 4),  # it waits for its neighbours, so it gave us up
+    ],
+)
+def test_who_is_there_is_not_behind_one_that_never_waits_for_it(hub, kept, direction, listener_at, after, heard):
+    one, other, listener = courier(hub, "n0"), courier(hub, "n1"), courier(hub, "n2")
+    one.neighbours, one.listeners = [one_way("n1", direction)], [one_way("n2", "out")]
+    other.mailbox = Mailbox(kept)
+    other.transport.serve(other.mailbox.answer)
+    for round in range(5):
+        other.publish(round, 0, ROW if round else {}, TEMPLATE)
+    listener.publish(listener_at, 0, ROW, TEMPLATE)
+    assert [said.round for said in one.newest(MOST, lambda heads: False, after=after).values()] == [heard]
+    assert [said.round for said in one.newest(MOST, lambda heads: False).values()] == [4]
+
+
+def test_no_answer_about_the_next_message_is_asked_for_again(hub):
+    """On a busy machine an answer takes its time: that is no word of a message that is gone."""
+    one, silent = courier(hub, "n0"), ["head/1/0"]
+    one.neighbours = [one_way("n1", "in")]
+
+    def answer(key: str) -> Payload | None:
+        if key in silent:
+            return silent.remove(key)
+        return head("n1", 1 if key == "head/1/0" else 4, LOAD)
+
+    impostor(hub, "n1", answer)
+    assert [said.round for said in one.newest(60, lambda heads: False, after=0).values()] == [1]
+
+
 def test_farewell_lasts_until_all_have_the_last_message(hub):
     one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
     for each in (one, other):
         each.publish(3, 0, ROW, TEMPLATE)
     threading.Timer(0.4, other.publish, (4, 0, ROW, TEMPLATE)).start()
     began = time.monotonic()
-    one.farewell(3, TEMPLATE, 30.0, unheard=False)
+    one.farewell(3, TEMPLATE, 30.0)
     assert 0.35 < time.monotonic() - began < 10
 
 
 def test_farewell_ends_when_the_others_are_gone_or_the_time_is_over(hub):
     one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
     began = time.monotonic()
-    one.farewell(3, TEMPLATE, 0.6, unheard=False)  # n1 never gets there
+    one.farewell(3, TEMPLATE, 0.6)  # n1 never gets there
     assert 0.55 < time.monotonic() - began < 5
     other.close()
     began = time.monotonic()
-    one.farewell(3, TEMPLATE, 30.0, unheard=False)
+    one.farewell(3, TEMPLATE, 30.0)
     assert time.monotonic() - began < 5
+
+
+def test_a_farewell_to_a_listener_lasts_while_it_gets_on(hub):
+    """It is rounds behind, and a round of it takes longer than we stay for one who does nothing."""
+    one, listener = courier(hub, "n0"), courier(hub, "n1", "n0")
+    one.listeners = [one_way("n1", "out", most=60.0)]
+    listener.publish(1, 0, ROW, TEMPLATE)
+    began = time.monotonic()
+    for round in (2, 3, 4):
+        threading.Timer(0.5 * (round - 1), listener.publish, (round, 0, ROW, TEMPLATE)).start()
+    one.farewell(3, TEMPLATE, 0.1)
+    assert 1.5 <= time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(("hurry", "patience", "stays"), [(False, MOST, MOST), (True, 600.0, 0.1)])
+def test_a_farewell_to_a_listener_ends_when_it_hangs_or_we_are_in_a_hurry(hub, hurry, patience, stays):
+    one, listener = courier(hub, "n0"), courier(hub, "n1", "n0")
+    one.listeners = [one_way("n1", "out", most=patience)]
+    listener.publish(1, 0, ROW, TEMPLATE)
+    began = time.monotonic()
+    one.farewell(3, TEMPLATE, 0.1, hurry=lambda: hurry)
+    assert stays <= time.monotonic() - began < 30
 
 
 def test_a_farewell_is_not_a_bad_message(hub):
     told = Told()
     one, other = courier(hub, "n0", "n1", told=told), courier(hub, "n1", "n0")
-    threading.Thread(target=other.farewell, args=(3, TEMPLATE, 0.5), kwargs={"unheard": False}).start()
+    threading.Thread(target=other.farewell, args=(3, TEMPLATE, 0.5)).start()
     heads = one.heads(4, 0)
     assert [(said.round, said.size) for said in heads.values()] == [(4, 0)]
     assert not told
@@ -248,7 +315,7 @@ def test_who_lags_gets_the_last_message_of_one_that_leaves(hub, steps):
     one, other = courier(hub, "n0", "n1", exchanges=steps), courier(hub, "n1", "n0", exchanges=steps)
     for step in range(steps):
         other.publish(7, step, ROW, TEMPLATE)
-    threading.Thread(target=other.farewell, args=(7, TEMPLATE, 5.0), kwargs={"unheard": False}).start()
+    threading.Thread(target=other.farewell, args=(7, TEMPLATE, 5.0)).start()
     wait = time.monotonic() + 5
     while other.mailbox._messages[-1].round < 8 and time.monotonic() < wait:
         time.sleep(0.01)

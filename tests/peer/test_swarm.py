@@ -104,6 +104,11 @@ def test_a_swarm_comes_to_the_simulators_bits(tmp_path):
     assert not [*folder.rglob("*.key"), *folder.rglob("*.pem")]
 
 
+def test_a_directed_graph(tmp_path):
+    """Processes start one after the other, so somebody is ahead of one that it never waits for."""
+    _check(FIVE | {"algorithm": {"name": "push_sum"}, "topology": {"name": "directed_ring"}}, tmp_path)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedyogi", "fedntd", "fedawa", "dfedsam"])
 @pytest.mark.parametrize("topology", ["ring", "full"])

@@ -67,11 +67,13 @@ class Courier:
         rounds: int = MOST["round"],
         exchanges: int = 1,
         kept: int = 2,
+        listeners: Sequence[Neighbour] = (),
         meddler: Meddler | None = None,
         rejected: Callable[[Neighbour, Refused, bool], None] = lambda neighbour, refused, quarantined: None,
     ) -> None:
         self.transport, self.facts = transport, facts
         self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.id)
+        self.listeners = listeners  # who hear us and are not heard: asked only how far they are
         self.identity, self.authority, self.meddler, self.rejected = identity, authority, meddler, rejected
         self.rounds = rounds  # of the run: nobody can be further
         self.exchanges = exchanges  # of a round
@@ -85,10 +87,16 @@ class Courier:
         transport.serve(self.mailbox.answer)
 
     def meet(
-        self, neighbours: Sequence[Neighbour], facts: Facts, identity: Identity | None, authority: Authority | None
+        self,
+        neighbours: Sequence[Neighbour],
+        listeners: Sequence[Neighbour],
+        facts: Facts,
+        identity: Identity | None,
+        authority: Authority | None,
     ) -> None:
         """Other neighbours or renewed credentials from here on."""
         self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.id)
+        self.listeners = listeners
         self.facts, self.identity, self.authority = facts, identity, authority
         self._pool.shutdown(wait=False)
         self._pool = _threads(len(self.neighbours))
@@ -161,14 +169,22 @@ class Courier:
             self._spare = self._spare or self.mailbox.make_room()
         return {self.neighbours[number]: found[number] for number in sorted(found)}
 
-    def newest(self, seconds: float, enough: Callable[[dict[Neighbour, Head]], bool]) -> dict[Neighbour, Head]:
-        """The newest head of everyone who answers, until all have, or so many seconds are over, or it is `enough`."""
+    def newest(
+        self, seconds: float, enough: Callable[[dict[Neighbour, Head]], bool], *, after: int | None = None
+    ) -> dict[Neighbour, Head]:
+        """The newest head of everyone who answers, until all have, or so many seconds are over, or it is `enough`.
+
+        `after` is our last round: of those who never wait for us it is the head of the next one, while they have it.
+        """
         found: dict[Neighbour, Head] = {}
         until = time.monotonic() + seconds
         while True:
             for neighbour in self.neighbours:
                 if neighbour not in found and (head := self._ask_head(neighbour, NEWEST, GLANCE)) is not None:
-                    found[neighbour] = self._last(neighbour, head)
+                    last = self._last(neighbour, head)
+                    said = last if after is None else self._next(neighbour, last, after)
+                    if said is not None:
+                        found[neighbour] = said
             if len(found) == len(self.neighbours) or time.monotonic() > until or enough(found):
                 return found
             time.sleep(PAUSE)
@@ -201,17 +217,31 @@ class Courier:
         neighbour.came(head.round, time.monotonic() - self.began)
         return tensors
 
-    def farewell(self, round: int, template: Template, seconds: float, *, unheard: bool) -> None:
+    def farewell(
+        self, round: int, template: Template, seconds: float, *, hurry: Callable[[], bool] = lambda: False
+    ) -> None:
         """Stay until the neighbours have taken the last message, or are gone, or the time is over.
 
         A head without a payload tells them that there is nothing to wait for.
-        `unheard` says that others hear this node which it does not hear itself: these get all of the time.
+        We may be rounds ahead of a listener: unless there is a `hurry`, its time begins anew while it gets on.
         """
         self.publish(round + 1, 0, {}, template)
-        until = time.monotonic() + seconds
-        waiting = self.neighbours  # also those who lag: they go on from here
-        while (waiting or unheard) and time.monotonic() < until:
-            waiting = [n for n in waiting if self.transport.alive(n.name) and not self._is_past(n, round)]
+        waiting = [*self.neighbours, *self.listeners]  # also those who lag: they go on from here
+        until = dict.fromkeys(waiting, time.monotonic() + seconds)
+
+        def stays_for(neighbour: Neighbour) -> bool:
+            listens = neighbour in self.listeners  # its link may be down for a moment, and up again for the next round
+            if not listens and not self.transport.alive(neighbour.name):
+                return False
+            head = self._ask_head(neighbour, NEWEST, GLANCE)
+            if head is not None and head.round > round:
+                return False
+            now = time.monotonic()
+            if listens and head is not None and not hurry() and self._gets_on(neighbour, head):
+                until[neighbour] = now + seconds
+            return now < until[neighbour]
+
+        while waiting := [neighbour for neighbour in waiting if stays_for(neighbour)]:
             time.sleep(PAUSE)
         time.sleep(2 * PAUSE)  # who waits for us in the same way asks once more
 
@@ -220,9 +250,11 @@ class Courier:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.transport.close()
 
-    def _is_past(self, neighbour: Neighbour, round: int) -> bool:
-        head = self._ask_head(neighbour, NEWEST, GLANCE)
-        return head is not None and head.round > round
+    def _gets_on(self, listener: Neighbour, head: Head) -> bool:
+        """Has it come to another round within its patience?"""
+        if head.round > listener.heard or not listener.heard_at:
+            listener.heard, listener.heard_at = head.round, time.monotonic()
+        return time.monotonic() < listener.heard_at + listener.patience
 
     @property
     def _mutual(self) -> bool:
@@ -262,6 +294,19 @@ class Courier:
             return head
         last = self._ask_head(neighbour, f"head/{head.round - 1}/{self.exchanges - 1}", GLANCE)
         return last if last is not None and last.size else head
+
+    def _next(self, neighbour: Neighbour, head: Head, after: int) -> Head | None:
+        """The head that follows our last round, of one that is ahead because it never waits for us; None: ask again.
+
+        While it has that message we missed nothing, unless our listeners gave us up: the network is past us then.
+        """
+        if neighbour.config.direction == "both" or head.round <= after + 1:
+            return head
+        heads = [self._ask_head(listener, NEWEST, GLANCE) for listener in self.listeners]
+        if any(said is not None and said.round > after + CLOSE for said in heads):
+            return head
+        following = self._ask_head(neighbour, f"head/{after + 1}/0", GLANCE, (after + 1, 0))
+        return head if following is not None and following.round > after + 1 else following
 
     def _ask_head(self, neighbour: Neighbour, key: str, timeout: float, when: tuple[int, int] = (0, 0)) -> Head | None:
         """The head that a neighbour answers with, if it is its own, of our run and model, and of `when` or later."""

@@ -37,7 +37,7 @@ from feda2l.simulate.simulator import Completed, Simulator, one_thread
 
 BACK = 4.0  # times the least deadline: how long a node that comes back looks for its neighbours
 STARTING = 120.0  # seconds that loading may take, beside the wait for neighbours, before it looks unhealthy
-LEAVING = 10.0  # seconds at most that a node stays so that its neighbours can take its last message
+LEAVING = 10.0  # seconds that a node stays so that its neighbours can take its last message
 
 
 class Node:
@@ -126,6 +126,7 @@ class Node:
             authority=authority,
             rounds=peer.rounds,
             exchanges=peer.algorithm.gossip,
+            listeners=self._listeners(config),
             kept=2 if all(near.direction == "both" for near in config.neighbours) else peer.network + 1,
             meddler=self.meddler,
             rejected=self._rejected,
@@ -138,6 +139,11 @@ class Node:
     def _run(self) -> str:
         return self.config.run or self.assembled.spec.name
 
+    def _listeners(self, config: NodeConfig) -> list[Neighbour]:
+        """Those who hear this node and are not heard by it."""
+        deadline = self._deadline(config)
+        return [Neighbour(near, deadline, config.limits) for near in config.heard_by if near.direction == "out"]
+
     def _deadline(self, config: NodeConfig) -> DeadlineConfig:
         """A fault plan has a deadline of its own, which does not adapt: what is late is then the plan's word."""
         if self.meddler is None:
@@ -147,24 +153,18 @@ class Node:
 
     def _join(self, engine: Engine) -> None:
         """Meet the neighbours: all of them before round 1, those who are there when coming back."""
-        peer, courier, deadline, before = self.peer, self.courier, self._deadline(self.config), self.peer.round
-        if not before and peer.algorithm.searches:
+        peer, deadline, before = self.peer, self._deadline(self.config), self.peer.round
+        searches = not before and peer.algorithm.searches
+        if searches:
             with one_thread():
-                rate = search(engine, peer)
+                rate = search(engine, peer, lambda: self._meet(deadline.most))
             self.log.info("searched", rate=rate)
         else:
             # no payload: what it says is that we are here, and how far we are
-            courier.publish(before, peer.algorithm.gossip if before else 0, {}, peer.template)
-
-        def enough(heads: Mapping[Neighbour, Head]) -> bool:
-            return self.stopping or peer.is_behind(heads, before)
-
-        heads = courier.newest(BACK * deadline.least if before else deadline.most, enough)
-        for neighbour in courier.neighbours:
-            neighbour.present = neighbour in heads
-        peer.listen(heads)
+            self.courier.publish(before, peer.algorithm.gossip if before else 0, {}, peer.template)
+        heads = self._meet(BACK * deadline.least if before or searches else deadline.most)
         self.log.info("met", neighbours=[neighbour.name for neighbour in heads])
-        if not before and not peer.algorithm.searches:
+        if not before and not searches:
             steps = {peer.id: peer.steps} | {neighbour.id: max(1, head.steps) for neighbour, head in heads.items()}
             peer.setting = replace(peer.setting, near_steps=(tuple(steps[id] for id in sorted(steps)),))
             peer.rates = peer.rule.start(peer.setting)
@@ -173,6 +173,19 @@ class Node:
         if rejoined:
             self.log.info("rejoined", at=peer.round, own=before, heard=list(peer.heard))
             self.log.round = peer.round
+
+    def _meet(self, seconds: float) -> dict[Neighbour, Head]:
+        """How far the neighbours are; who does not answer in time is away."""
+        peer, before = self.peer, self.peer.round
+
+        def enough(heads: Mapping[Neighbour, Head]) -> bool:
+            return self.stopping or peer.is_behind(heads, before)
+
+        heads = self.courier.newest(seconds, enough, after=before)
+        for neighbour in self.courier.neighbours:
+            neighbour.present = neighbour in heads
+        peer.listen(heads)
+        return heads
 
     def _loop(self, simulator: Simulator) -> None:
         peer, config = self.peer, self.config
@@ -234,8 +247,7 @@ class Node:
     def _end(self, simulator: Simulator) -> None:
         peer = self.peer
         self._status("leaving")
-        unheard = any(neighbour.direction == "out" for neighbour in self.config.neighbours)
-        self.courier.farewell(peer.round, peer.template, LEAVING, unheard=unheard)
+        self.courier.farewell(peer.round, peer.template, LEAVING, hurry=lambda: self.stopping)
         if peer.active:
             self.log.info("left", after=peer.round, rounds=peer.rounds)
             return
@@ -268,7 +280,7 @@ class Node:
         self.peer.norm_limit = config.limits.norm
         reconnect(self.courier.transport, config)  # links are down: if they do not come up again, that is the end
         facts = self.courier.facts._replace(degree=len(config.hears), heard_by=len(config.heard_by))
-        self.courier.meet(near, facts, identity, authority)
+        self.courier.meet(near, self._listeners(config), facts, identity, authority)
         ids = {neighbour.id for neighbour in near}
         self.peer.voices = {id: voice for id, voice in self.peer.voices.items() if id in ids}
         self.expires = identity.until.timestamp() if identity else None
@@ -283,12 +295,13 @@ class Node:
     def _status(self, phase: Any, record: dict[str, Any] | None = None) -> None:
         peer, courier, record = self.peer, self.courier, record or {}
         names = [layer.name for layer in peer.layers]
+        waited_for = [*courier.neighbours, *(courier.listeners if phase == "leaving" else ())]
         self.monitor.update(
             NodeStatus(
                 phase=phase,
                 round=peer.round,
                 rounds=peer.rounds,
-                deadline=max((neighbour.patience for neighbour in courier.neighbours), default=0.0),
+                deadline=max((neighbour.patience for neighbour in waited_for), default=0.0),
                 **{key: record.get(key) for key in ("train_loss", "accuracy", "test_loss", "mse", "mae")},
                 rates=dict(zip(names, peer.rates.rates[0].tolist(), strict=True)),
                 multipliers=dict(zip(names, peer.rates.multiplier[0].tolist(), strict=True)),

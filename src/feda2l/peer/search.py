@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,14 +16,18 @@ from feda2l.simulate.search import try_out
 HUGE = sys.float_info.max  # a diverged trial's loss as it travels: messages hold finite numbers only
 
 
-def search(engine: Engine, peer: Peer) -> float:
-    """Find the node's base rate and start its rule with it; the exchange of trials is the handshake's."""
+def search(engine: Engine, peer: Peer, meet: Callable[[], object]) -> float:
+    """Find the node's base rate and start its rule with it; the exchange of trials is the handshake's.
+
+    `meet` waits for the neighbours as before any first round: whoever is not started yet is not gone.
+    """
     algorithm, seed, id, courier = peer.algorithm, peer.member.training.seed, peer.id, peer.courier
     assert isinstance(algorithm, DFedHPO)
     own = try_out(engine, peer, [algorithm.draw(seed, id)])[0]
     message = {"trials": _packed(own)}
     template = Template.of(message)
     courier.publish(0, 0, message, template)
+    meet()
     heard: list[Trial] = []
     for neighbour, head in courier.heads(0, 0).items():
         if head.round == 0 and (loaded := courier.load(neighbour, head, template, math.inf)):
