@@ -17,7 +17,6 @@ from feda2l.experiment.spec import Spec
 from feda2l.experiment.study_folder import Job
 from feda2l.experiment.study_view import duration
 from feda2l.round.states import Layout
-from feda2l.simulate.batched_forward import covers
 from feda2l.simulate.engine import ScoreJob
 from feda2l.simulate.pool import default_processes
 from feda2l.simulate.population import MEMORY
@@ -111,9 +110,7 @@ def _few(runs: Sequence[Assembled]) -> list[str]:
 def pack_rows(spec: Spec, run: Assembled) -> int:
     """How many nodes to train as one population: enough to fill the machine, few enough to see runs end."""
     if run.device.type != "cpu":
-        # measured: 200 fill the card; node-batched kernels are compiled for each pack, which takes a sixth of its time.
-        # What does not fit the memory is split
-        return 400 if covers(run.model) else 200
+        return 200  # measured: more are hardly faster; what does not fit the memory is split
     states = 3 + len(MEMORY[spec.training.optimizer])
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     fits = memory // (4 * Layout.of(run.model).width * states)

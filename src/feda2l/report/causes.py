@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from feda2l.report.evidence import Evidence, read_evidence
+from feda2l.report.evidence import Evidence, difference, read_evidence
 from feda2l.report.evidence_tables import by_seed, table
 from feda2l.report.results import Cell
 
@@ -67,7 +67,7 @@ def _change(own: Evidence, cause: Cause) -> list[str]:
     words = [" to ".join(by_seed(cell) for cell in pair)]
     for measure in ("best_smoothed", "last_10"):
         means = [_mean(cell.over_seeds(measure)) for cell in pair]
-        test = own.difference(cause.end, cause.start, measure)
+        test = difference(own.cells[cause.end], own.cells[cause.start], measure)
         if test is None:
             words.append(" to ".join(means))
             continue

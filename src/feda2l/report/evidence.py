@@ -41,12 +41,13 @@ class Evidence:
     def runs(self) -> list[Figures]:
         return [figures for cell in self.cells.values() for figures in cell.seeds]
 
-    def difference(self, first: str, second: str, measure: str) -> PairedTest | None:
-        """The first cell minus the second, over the seeds that both have; None where there are none."""
-        ours, theirs = ({f.run.seed: _value(f, measure) for f in self.cells[name].seeds} for name in (first, second))
-        pairs = [(theirs[seed], value) for seed, value in ours.items() if seed in theirs]
-        known = [(before, after) for before, after in pairs if before is not None and after is not None]
-        return paired_test([before for before, _ in known], [after for _, after in known]) if known else None
+
+def difference(first: Cell, second: Cell, measure: str) -> PairedTest | None:
+    """The first cell minus the second, over the seeds that both have; None where there are none."""
+    ours, theirs = ({f.run.seed: _value(f, measure) for f in cell.seeds} for cell in (first, second))
+    pairs = [(theirs[seed], value) for seed, value in ours.items() if seed in theirs]
+    known = [(before, after) for before, after in pairs if before is not None and after is not None]
+    return paired_test([before for before, _ in known], [after for _, after in known]) if known else None
 
 
 @cache

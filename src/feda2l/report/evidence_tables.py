@@ -3,10 +3,11 @@
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from feda2l.report.evidence import MEASURES, Evidence, layer_means, multipliers, read_evidence
+from feda2l.report.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
+from feda2l.report.paper_numbers import PaperNumber
 from feda2l.report.results import NEVER, Cell
 from feda2l.report.run_figures import Figures
 from feda2l.report.sheets import rounds_words, score_words
@@ -14,6 +15,8 @@ from feda2l.report.sheets import rounds_words, score_words
 AGREES = 3  # rounds: so far apart are the paper's own numbers for one and the same setting (spec G.6, G.7)
 RULES = ("constant", "step", "cawr", "one_cycle", "hyperbolic", "feda2l")
 SCHEDULES = ("step", "cawr", "one_cycle", "hyperbolic")
+GAINS = ("constant: the paper", "constant: ours", "best schedule: the paper", "best schedule: ours")
+PAPERS_ROUNDS = 500  # of its runs on pictures
 
 # what FedA2L is compared with to tell its parts apart, and the question that answers
 PARTS = {
@@ -73,7 +76,7 @@ def runs_table(results: Path) -> str:
 def cells_table(results: Path, study: str) -> str:
     """Every cell of a study beside the paper's number for it."""
     own = read_evidence(results / study)
-    rows = [[f"`{cell.row}`", *_against_paper(cell), *_scores(cell)] for cell in own.cells.values()]
+    rows = [[f"`{cell.row}`", *_against_paper(cell), *scores(cell)] for cell in own.cells.values()]
     header = ["cell", "the paper", "rounds, seed by seed", "mean ± std", "of the mean curve", "agree"]
     return table([*header, "best, %", "best smoothed", "last 10"], rows)
 
@@ -85,11 +88,11 @@ def sensitivity_table(results: Path, study: str, default: str) -> str:
     for cell in own.cells.values():
         theirs, by_seed, _, curve, agree = _against_paper(cell)
         best = "" if cell.paper is None or cell.paper.best is None else f"{100 * cell.paper.best:.2f}"
-        apart = ["", ""] if cell.row == default else _differences(own, cell.row, default)[:2]
-        rows.append([f"`{cell.row}`", theirs, by_seed, curve, agree, apart[0], best, *_scores(cell)[:2], apart[1]])
+        apart = ["", ""] if cell.row == default else differences(cell, own.cells[default])[:2]
+        rows.append([f"`{cell.row}`", theirs, by_seed, curve, agree, apart[0], best, *scores(cell)[:2], apart[1]])
     header = ["cell", "the paper", "rounds, seed by seed", "of the mean curve", "agree", f"rounds minus `{default}`"]
-    scores = ["best, %: the paper", "best, %: ours", "best smoothed", f"best smoothed minus `{default}`, points"]
-    return f"{table([*header, *scores], rows)}\n\n{_about_tests(own.cells[default])}"
+    header += ["best, %: the paper", "best, %: ours", "best smoothed", f"best smoothed minus `{default}`, points"]
+    return f"{table(header, rows)}\n\n{_about_tests(own.cells[default])}"
 
 
 def algorithms_table(results: Path, *studies: str) -> str:
@@ -97,7 +100,7 @@ def algorithms_table(results: Path, *studies: str) -> str:
     rows, searches = [], []
     for algorithm, rules in _by_algorithm(results, studies).items():
         for rule, cell in rules.items():
-            rows.append([algorithm, f"`{rule}`", *_against_paper(cell), *_scores(cell)[1:]])
+            rows.append([algorithm, f"`{rule}`", *_against_paper(cell), *scores(cell)[1:]])
             searches += [_search_words(algorithm, cell)] if cell.over_seeds("search") else []
     header = ["algorithm", "rule", "the paper", "rounds, seed by seed", "mean ± std", "of the mean curve", "agree"]
     return "\n\n".join([table([*header, "best smoothed, %", "last 10"], rows), *searches])
@@ -109,22 +112,26 @@ def gains_table(results: Path, *studies: str) -> str:
     for algorithm, rules in _by_algorithm(results, studies).items():
         if "feda2l" not in rules:
             continue
-        row = [algorithm]
-        for rivals in (("constant",), SCHEDULES):
-            there = [rules[name] for name in rivals if name in rules]
-            for rounds in (_papers, _ours):
-                best = min(there, key=rounds)
-                row.append(_saved(rounds(rules["feda2l"]), rounds(best), best))
-        rows.append(row)
-    header = ["algorithm", "constant: the paper", "constant: ours", "best schedule: the paper", "best schedule: ours"]
-    return table(header, rows)
+        rows.append([algorithm, *gains(rules, lambda cell: cell.paper)])
+    return table(["algorithm", *GAINS], rows)
+
+
+def decay_table(results: Path, *studies: str) -> str:
+    """FedA2L minus its decay alone, under each algorithm."""
+    rows, names = [], ("constant", "decay_only", "feda2l")
+    for algorithm, rules in _by_algorithm(results, studies, names).items():
+        if rules.keys() >= set(names):
+            apart = differences(rules["feda2l"], rules["decay_only"])
+            rows.append([algorithm, *(by_seed(rules[name]) for name in names), *apart])
+    header = ["algorithm", *(f"rounds of `{name}`" for name in names)]
+    return table([*header, "`feda2l` minus `decay_only`: rounds", "best smoothed, points", "last 10, points"], rows)
 
 
 def parts_table(results: Path, study: str) -> str:
     """FedA2L minus each control, seed by seed."""
     own = read_evidence(results / study)
     there = [name for name in PARTS if name in own.cells]
-    rows = [[f"`{name}`", PARTS[name], *_differences(own, "feda2l", name)] for name in there]
+    rows = [[f"`{name}`", PARTS[name], *differences(own.cells["feda2l"], own.cells[name])] for name in there]
     header = ["FedA2L minus", "what it tells", "rounds", "best smoothed, points", "last 10, points"]
     return f"{table(header, rows)}\n\n{_about_tests(own.cells['feda2l'])}"
 
@@ -133,7 +140,9 @@ def steps_table(results: Path, study: str) -> str:
     """What each part of FedA2L adds to those before it, seed by seed."""
     own = read_evidence(results / study)
     there = [step for step in STEPS if step[0] in own.cells and step[1] in own.cells]
-    rows = [[f"`{start}` to `{end}`", what, *_differences(own, end, start)] for start, end, what in there]
+    rows = [
+        [f"`{start}` to `{end}`", what, *differences(own.cells[end], own.cells[start])] for start, end, what in there
+    ]
     header = ["from, to", "what is added", "rounds", "best smoothed, points", "last 10, points"]
     return f"{table(header, rows)}\n\n{_about_tests(own.cells['feda2l'])}"
 
@@ -170,11 +179,11 @@ def tuned_table(results: Path, study: str) -> str:
     for cell in own.cells.values():
         chosen = json.loads((own.folder / "stages" / "tune" / cell.row / "chosen.json").read_text())
         values = [value for value, _ in chosen["scores"]]
-        scores = [f"{100 * score:.1f}" if score is not None else "diverged" for _, score in chosen["scores"]]
+        words = [f"{100 * score:.1f}" if score is not None else "diverged" for _, score in chosen["scores"]]
         marked = [
-            f"**{text}**" if value == chosen["value"] else text for value, text in zip(values, scores, strict=True)
+            f"**{text}**" if value == chosen["value"] else text for value, text in zip(values, words, strict=True)
         ]
-        rows.append([f"`{cell.row}`", *marked, by_seed(cell), *_scores(cell)[1:]])
+        rows.append([f"`{cell.row}`", *marked, by_seed(cell), *scores(cell)[1:]])
     trials = [f"trial at {value:g}, %" for value in values]
     return table(["rule", *trials, "rounds, seed by seed", "best smoothed, %", "last 10"], rows)
 
@@ -211,6 +220,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "sensitivity": sensitivity_table,
     "algorithms": algorithms_table,
     "gains": gains_table,
+    "decay": decay_table,
     "parts": parts_table,
     "steps": steps_table,
     "multipliers": multipliers_table,
@@ -232,11 +242,11 @@ def _same_run(first: Figures, second: Figures) -> bool:
     return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
 
 
-def _differences(own: Evidence, cell: str, other: str) -> list[str]:
+def differences(cell: Cell, other: Cell) -> list[str]:
     """The cell minus the other, by every measure."""
     words = []
     for measure in MEASURES:
-        test = own.difference(cell, other, measure)
+        test = difference(cell, other, measure)
         if test is None:
             words.append("")
             continue
@@ -256,14 +266,14 @@ def _about_tests(cell: Cell) -> str:
     )
 
 
-def _by_algorithm(results: Path, studies: Sequence[str]) -> dict[str, dict[str, Cell]]:
+def _by_algorithm(results: Path, studies: Sequence[str], names: Sequence[str] = RULES) -> dict[str, dict[str, Cell]]:
     found: dict[str, dict[str, Cell]] = {}
     for study in studies:
         for cell in read_evidence(results / study).cells.values():
             keys = cell.example.run.keys
             algorithm, rule = str(keys["algorithm.name"]), str(keys["rates.name"])
             # the rule as it is: under the paper's usual algorithm, under another, or the only one of an algorithm
-            if rule in RULES and cell.row in (rule, f"{algorithm}-{rule}", algorithm):
+            if rule in names and cell.row in (rule, f"{algorithm}-{rule}", algorithm):
                 found.setdefault(algorithm, {})[rule] = cell
     return found
 
@@ -304,7 +314,7 @@ def by_seed(cell: Cell) -> str:
     return ", ".join(str(f.reached) if f.reached is not None else words[f.run.diverged] for f in cell.seeds)
 
 
-def _scores(cell: Cell) -> list[str]:
+def scores(cell: Cell) -> list[str]:
     return [score_words(cell.over_seeds(name), "accuracy") or "-" for name in ("best", "best_smoothed", "last_10")]
 
 
@@ -313,19 +323,31 @@ def _adapted(cell: Cell) -> int:
     return int(cell.example.run.keys["rates.warmup_rounds"]) + 3
 
 
+def gains(rules: Mapping[str, Cell], papers: Callable[[Cell], PaperNumber | None]) -> list[str]:
+    """FedA2L against the constant rate and the best schedule, the paper's rounds and ours of the mean curve."""
+
+    def theirs(cell: Cell) -> float:
+        number = papers(cell)
+        return NEVER if number is None or number.rounds is None else number.rounds
+
+    words = []
+    for rivals in (("constant",), SCHEDULES):
+        there = [rules[name] for name in rivals if name in rules]
+        for rounds, limit in ((theirs, PAPERS_ROUNDS), (_ours, rules["feda2l"].rounds)):
+            best = min(there, key=rounds)
+            words.append(_saved(rounds(rules["feda2l"]), rounds(best), best, limit))
+    return words
+
+
 def _ours(cell: Cell) -> float:
     return NEVER if cell.curve_averaged is None else float(cell.curve_averaged)
 
 
-def _papers(cell: Cell) -> float:
-    return NEVER if cell.paper is None or cell.paper.rounds is None else cell.paper.rounds
-
-
-def _saved(ours: float, theirs: float, rival: Cell) -> str:
+def _saved(ours: float, theirs: float, rival: Cell, limit: int) -> str:
     """Rounds, and how much of the rival's they are."""
     name = rival.row.split("-")[-1]
     if ours == NEVER:
-        return f"> {rival.rounds} against " + (f"{theirs:g} (`{name}`)" if theirs < NEVER else f"> {rival.rounds}")
+        return f"> {limit} against " + (f"{theirs:g} (`{name}`)" if theirs < NEVER else f"> {limit}")
     if theirs == NEVER:
-        return f"{ours:g} against > {rival.rounds}"
+        return f"{ours:g} against > {limit}"
     return f"{ours:g} against {theirs:g} (`{name}`): {100 * (theirs - ours) / theirs:+.0f} %"

@@ -15,10 +15,17 @@ from feda2l.report.evidence import read_evidence
 from feda2l.report.evidence_tables import TABLES
 from feda2l.report.figures import draw_bands, draw_minutes
 from feda2l.report.own_time import times_table
+from feda2l.report.robustness_tables import robustness_gains_table, robustness_table
 from feda2l.report.series_tables import series_table
 
 BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-MADE = TABLES | {"causes": causes_table, "series": series_table, "times": times_table}
+MADE = TABLES | {
+    "causes": causes_table,
+    "robustness": robustness_table,
+    "robustness-gains": robustness_gains_table,
+    "series": series_table,
+    "times": times_table,
+}
 FIGURES = {"curves": ("rounds", draw_bands), "minutes": ("minutes", draw_minutes)}
 
 

@@ -104,6 +104,13 @@ def paper_seconds(run: FoundRun) -> float | None:
     return _number(row["seconds_per_round"]) if row else None
 
 
+def paper_robustness(run: FoundRun) -> PaperNumber | None:
+    """The paper's rounds for a run's network and skew, on the paper's own model and to its own target."""
+    names = _names(run)
+    row = _row("robustness", algorithm=names["algorithm"], method=names["method"], setting=_robustness_setting(run))
+    return PaperNumber(_number(row["rounds"]), flags=_flags(row)) if row else None
+
+
 def paper_series(run: FoundRun) -> tuple[PaperNumber, float] | None:
     """The paper's rounds for a series and the MSE that they are to, which may be another than the run's."""
     names = _names(run)

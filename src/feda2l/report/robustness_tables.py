@@ -1,0 +1,51 @@
+"""Other skew, sizes and graphs: every rule in each setting, and FedA2L against the rest of them.
+
+The paper does not say on what network its robustness table was made, and its targets are others than ours: its rounds
+stand beside ours for what they save, not for what they are.
+"""
+
+from pathlib import Path
+
+from feda2l.report.evidence import read_evidence
+from feda2l.report.evidence_tables import GAINS, by_seed, differences, gains, scores, table
+from feda2l.report.paper_numbers import paper_robustness
+from feda2l.report.results import Cell
+
+Settings = dict[tuple[str, str], dict[str, Cell]]  # setting and algorithm -> rule -> cell
+
+
+def robustness_gains_table(results: Path, study: str) -> str:
+    """What FedA2L saves in each setting, in the paper and here, and how far it is from its decay alone."""
+    rows = []
+    for (setting, algorithm), rules in _settings(results, study).items():
+        target = rules["feda2l"].example.run.target
+        assert target is not None
+        saved = gains(rules, lambda cell: paper_robustness(cell.example.run))
+        apart = differences(rules["feda2l"], rules["decay_only"])[:2]
+        rows.append([setting, algorithm, f"{100 * target:.1f}", *saved, *apart])
+    header = ["setting", "algorithm", "target, %", *GAINS]
+    return table([*header, "`feda2l` minus `decay_only`: rounds", "best smoothed, points"], rows)
+
+
+def robustness_table(results: Path, study: str) -> str:
+    """Every rule in every setting."""
+    rows = []
+    for (setting, algorithm), rules in _settings(results, study).items():
+        for rule, cell in rules.items():
+            paper, average = paper_robustness(cell.example.run), cell.curve_averaged
+            curve = f"> {cell.rounds}" if average is None else str(average)
+            words = [setting, algorithm, f"`{rule}`", paper.text if paper else "", by_seed(cell), curve]
+            rows.append([*words, *scores(cell)[1:]])
+    header = ["setting", "algorithm", "rule", "the paper, to its own target", "rounds, seed by seed"]
+    return table([*header, "of the mean curve", "best smoothed, %", "last 10"], rows)
+
+
+def _settings(results: Path, study: str) -> Settings:
+    """The settings of which every rule was run."""
+    own, found = read_evidence(results / study), Settings()
+    for planned in own.study.cells:
+        if planned.name in own.cells:
+            cell, axes = own.cells[planned.name], planned.axes
+            rules = found.setdefault((str(planned.variant), str(axes["algorithm.name"])), {})
+            rules[str(axes["rates.name"])] = cell
+    return found
