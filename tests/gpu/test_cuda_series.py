@@ -64,6 +64,30 @@ def test_bf16_is_near_fp32(series: dict[str, Any]) -> None:
     assert found[-1]["mse"] == pytest.approx(records[-1]["mse"], rel=0.05)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_node_batched_timers_equal_the_per_node_path(series: dict[str, Any], optimizer: str) -> None:
+    spec = merged(series, {"training": {"optimizer": optimizer}, "rates": {"base": 1e-3}})
+    rows, records, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 2, "cuda")
+    batched, found, _ = rounds(merged(spec, {"runtime": {"engine": "batched"}}), 2, "cuda")
+    assert difference(rows.base, batched.base) < (1e-5 if optimizer == "sgd" else 1e-3)
+    for key in ("mse", "mae", "train_loss"):
+        assert found[-1][key] == pytest.approx(records[-1][key], rel=1e-3)
+
+
+def test_node_batched_dropout_does_not_depend_on_the_pack(series: dict[str, Any], tmp_path: Path) -> None:
+    runtime = {"device": "cuda", "engine": "batched"}
+    spec = merged(series, {"model": {"name": f"{__name__}:Dropping"}, "rounds": 2, "runtime": runtime})
+    specs = [merged(spec, {"name": f"seed-{seed}", "seed": seed}) for seed in (1, 2)]
+    packed = feda2l.run(specs, out=tmp_path / "packed", progress=False)
+    for one, together in zip(specs, packed, strict=True):
+        alone = feda2l.run(one, out=tmp_path / one["name"], progress=False)
+        for name, value in alone.state().items():
+            assert difference(value, together.state()[name]) < 1e-4, name  # sums round by how many rows there are
+    plain = merged(specs[0], {"model": {"name": f"{__name__}:Plain"}})
+    without = feda2l.run(plain, out=tmp_path / "plain", progress=False)
+    assert difference(without.state()["head.weight"], packed[0].state()["head.weight"]) > 1e-2
+
+
 def test_dropout_draws_by_seed_node_and_round_alone_or_packed(series: dict[str, Any], tmp_path: Path) -> None:
     runtime = {"device": "cuda", "deterministic": True}
     spec = merged(series, {"model": {"name": f"{__name__}:Dropping"}, "rounds": 3, "runtime": runtime})

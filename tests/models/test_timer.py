@@ -9,7 +9,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from feda2l.errors import FedA2LError
 from feda2l.layers import find_layers
 from feda2l.models import build
-from feda2l.models.timer import Timer, _positions
+from feda2l.models.timer import Timer, positions
 
 
 def size(model: torch.nn.Module) -> int:
@@ -146,7 +146,7 @@ def test_attention_is_the_formula(small):
 
 
 def test_positions_are_sines_and_cosines_and_no_state(small):
-    found = _positions(3, 4, torch.device("cpu"), torch.float64)
+    found = positions(3, 4, torch.device("cpu"), torch.float64)
     expected = [[f(t * w) for w in (1.0, 0.01) for f in (math.sin, math.cos)] for t in range(3)]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
     assert list(small.named_buffers()) == []
@@ -154,7 +154,7 @@ def test_positions_are_sines_and_cosines_and_no_state(small):
 
 
 def test_positions_first_made_in_an_evaluation_serve_training(small):
-    _positions.cache_clear()
+    positions.cache_clear()
     with torch.inference_mode():
         small(torch.zeros(1, 96, 1))
     small.train()

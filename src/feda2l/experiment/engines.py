@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 
 from feda2l.errors import FedA2LError
+from feda2l.models.timer import Timer
 from feda2l.simulate.batched_forward import covers
+from feda2l.simulate.batched_loss import BY_SAMPLE
 from feda2l.simulate.engine import Engine, Rows
 from feda2l.simulate.population import Population
 from feda2l.simulate.stacked import Stacked, is_perceptron
@@ -39,7 +41,8 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
     if asked == "batched" and why:
         raise FedA2LError(f'runtime.engine = "batched" is not possible on a GPU here: {why}')
     samples = sum(run.spec.rounds * sum(map(len, run.simulation.member.shards)) for run in runs)
-    if asked == "batched" or (asked == "auto" and not why and samples >= WORTH_COMPILING):
+    worth = not why and samples >= WORTH_COMPILING and not isinstance(first.model, Timer)
+    if asked == "batched" or (asked == "auto" and worth):
         return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)
     return CudaGraphs(first.model, population, members, precision=precision, deterministic=deterministic)
 
@@ -52,11 +55,12 @@ def why_not_batched(runs: "Sequence[Assembled]") -> str:
         for t, run in zip(trainings, runs, strict=True)
     )
     if not covers(runs[0].model):
-        return "the model is not a row of convolutions, poolings, linear layers and elementwise functions"
+        return "the model is no Timer and no row of convolutions, poolings, linear layers and elementwise functions"
     if runs[0].spec.runtime.deterministic:
         return "runtime.deterministic is for the per-node engine"
-    if any(t.loss is not F.cross_entropy for t in trainings):
-        return "model.loss is not cross_entropy"
+    forecasts = isinstance(runs[0].model, Timer)
+    if any(t.loss not in (BY_SAMPLE if forecasts else (F.cross_entropy,)) for t in trainings):
+        return f"model.loss is not {'mse or mae' if forecasts else 'cross_entropy'}"
     if len({t.batch_size for t in trainings}) > 1:
         return "the runs differ in training.batch_size"
-    return "" if whole else "training.drop_last = false leaves smaller batches"
+    return "" if whole or forecasts else "training.drop_last = false leaves smaller batches"

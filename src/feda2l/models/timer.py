@@ -114,7 +114,7 @@ class Timer(nn.Module):
     def encode(self, sequences: Tensor) -> Tensor:
         """[sequences, length] -> [sequences, tokens, width]; a token depends on its own patch and those before it."""
         tokens = self.embed(sequences.unflatten(-1, (-1, self.patch)))
-        tokens = tokens + _positions(tokens.shape[-2], tokens.shape[-1], tokens.device, tokens.dtype)
+        tokens = tokens + positions(tokens.shape[-2], tokens.shape[-1], tokens.device, tokens.dtype)
         result: Tensor = self.norm(self.blocks(self.dropout(tokens)))
         return result
 
@@ -149,7 +149,7 @@ def timer_next_patch(*, input: tuple[int, ...] = (96, 1), horizon: int = 96) -> 
 
 
 @functools.lru_cache
-def _positions(tokens: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def positions(tokens: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """sin(t w_i) and cos(t w_i) in turn, w_i = 10000^(-2 i / width), [tokens, width].
 
     Kept per device and not as a buffer: it is no state of a node, and a captured CUDA graph must not copy from the

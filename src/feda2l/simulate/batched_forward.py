@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feda2l.models.timer import Timer
+from feda2l.simulate.batched_product import product
+from feda2l.simulate.batched_timer import covers_timer
 from feda2l.simulate.stacked import ELEMENTWISE, Forward
 
 LANES = 16  # inner sizes of products are padded to this many numbers: unaligned ones are several times slower
@@ -18,6 +21,8 @@ LANES = 16  # inner sizes of products are padded to this many numbers: unaligned
 
 def covers(model: nn.Module) -> bool:
     """Are there node-batched kernels for every part of this model?"""
+    if isinstance(model, Timer):
+        return covers_timer(model)
     return type(model) is nn.Sequential and all(_covered(part) for part in model) and not list(model.buffers())
 
 
@@ -47,7 +52,7 @@ def batched_forward(model: nn.Sequential) -> Forward:
             if isinstance(part, nn.Conv2d):
                 x = _convolution(x, next(left), part)
             elif isinstance(part, nn.Linear):
-                x = _product(x, next(left))
+                x = product(x, next(left))
             if isinstance(part, nn.Conv2d | nn.Linear) and part.bias is not None:
                 # not in the product, which would first write it to the whole output; here it joins what comes next
                 x = x + next(left).view(len(x), *(1,) * (x.dim() - 2), -1)
@@ -75,15 +80,7 @@ def _convolution(x: Tensor, kernels: Tensor, part: nn.Conv2d) -> Tensor:
     patches = _Patches.apply(x, down, across)  # type: ignore[no-untyped-call]
     missing = patches.shape[-1] - kernels.shape[-1]
     weight = F.pad(kernels, (0, missing)) if missing else kernels
-    return _product(patches, weight).view(-1, *places, len(weight[0]))
-
-
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [k, places, inner] times weights [k, outer, inner] -> [k, places, outer]."""
-    if len(x) < len(weight):  # the same x for all: one product with the weights of all side by side reads it once
-        return (x[0] @ weight.flatten(0, 1).T).view(x.shape[1], *weight.shape[:2]).transpose(0, 1)
-    out: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
-    return out
+    return product(patches, weight).view(-1, *places, len(weight[0]))
 
 
 class _Patches(torch.autograd.Function):
@@ -117,17 +114,3 @@ class _Patches(torch.autograd.Function):
                 edges = 0, 0, j, across - 1 - j, i, down - 1 - i
                 total = total + F.pad(parts[..., start : start + channels], edges)
         return total, None, None
-
-
-class _Product(torch.autograd.Function):
-    """x [k, places, inner] times weights [k, outer, inner]; a weight's gradient lies in memory as the weight does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-        x, weight = ctx.saved_tensors
-        return torch.bmm(gradient, weight), torch.bmm(gradient.transpose(1, 2), x)

@@ -1,4 +1,4 @@
-"""Node-batched kernels on a GPU: all nodes of a small convolutional network in one product.
+"""Node-batched kernels on a GPU: all nodes of a small convolutional network, or of Timer, in one product.
 
 The forward pass is compiled, the step captured; rows are sorted by the length of their shards and go in groups, so that
 a group waits only for rows as long as itself.
@@ -12,9 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from feda2l.algorithms import Algorithm
+from feda2l.models.timer import Timer
+from feda2l.randomness import derive_seed
 from feda2l.round.local import Local
 from feda2l.round.train import Training
 from feda2l.simulate.batched_forward import batched_forward
+from feda2l.simulate.batched_loss import batch_losses
+from feda2l.simulate.batched_timer import draws_of, timer_forward
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
 from feda2l.simulate.engine import Score, ScoreJob, TrainJob
 from feda2l.simulate.stacked import stacked_loss
@@ -71,8 +75,13 @@ class CudaStacked(CudaEngine):
         self.remembered = {name: torch.zeros_like(matrix) for name, matrix in population.state.items() if steered}
         self.losses = {kind: self._compiled(rows[kinds.index(kind)][2].training) for kind in set(kinds)}
         self.groups: list[_Group] = []
-        assert isinstance(self.model, nn.Sequential)
-        self.answers = torch.compile(batched_forward(self.model), dynamic=False)
+        self.answers = torch.compile(self._forward(), dynamic=False)
+        # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
+        self.whole = all(
+            t.drop_last or len(shard) % t.batch_size == 0 for t, shard in ((m.training, shard) for _, shard, m in rows)
+        )
+        self.sizes = torch.zeros(len(rows), 0, dtype=torch.int32, device=self.device)
+        self.draws = torch.zeros(len(rows), dtype=torch.int32, device=self.device)
 
     def close(self) -> None:
         super().close()
@@ -81,21 +90,35 @@ class CudaStacked(CudaEngine):
     def forget(self) -> None:
         self.groups.clear()
 
+    def _forward(self) -> Callable[[Sequence[Tensor], Tensor, Tensor | None], Tensor]:
+        """Outputs of k rows from parameters [k, *shape], inputs [k, batch, ...] and what dropout draws from."""
+        if isinstance(self.model, Timer):
+            return timer_forward(self.model, self.device, self.dtype)
+        assert isinstance(self.model, nn.Sequential)
+        forward = batched_forward(self.model)
+        return lambda parameters, x, draws: forward(parameters, x)
+
     def _compiled(self, training: Training) -> Callable[..., Tensor]:
         """The objective of k rows, from parameters [k, *shape]."""
-        assert isinstance(self.model, nn.Sequential)
-        forward, loss, algorithm = batched_forward(self.model), stacked_loss(training.loss), training.algorithm
+        forward, loss, algorithm = self._forward(), training.loss, training.algorithm
 
-        def losses(parameters: Sequence[Tensor], x: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
-            outputs = self.outputs(forward(parameters, x))
-            return algorithm.loss(loss(outputs, targets), outputs, targets, taught)
+        def losses(
+            parameters: Sequence[Tensor],
+            x: Tensor,
+            targets: Tensor,
+            taught: Tensor | None,
+            there: Tensor | None,
+            draws: Tensor | None,
+        ) -> Tensor:
+            outputs = self.outputs(forward(parameters, x, draws))
+            return algorithm.loss(batch_losses(loss, outputs, targets, there), outputs, targets, taught)
 
         return torch.compile(losses, dynamic=False)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         """Models that are asked about the whole test set answer together, each batch read once for all of them."""
         together = [job for job in jobs if job == ScoreJob(job.row, job.run, job.node, local=False)]
-        if len(together) < SCORED:
+        if len(together) < SCORED or self.members[0].classes is None:
             return super().score(jobs)
         with self.numerics(), torch.no_grad():
             chunks = [together[start : start + SCORED] for start in range(0, len(together), SCORED)]
@@ -115,7 +138,7 @@ class CudaStacked(CudaEngine):
         for piece in torch.arange(len(member.test), device=self.device).split(SCORED_BATCH):
             targets = member.test.targets(piece)
             x = self.asked(member.test, piece).movedim(1, -1).unsqueeze(0)  # channels last in memory, so this is a view
-            outputs = self.outputs(self.answers(leaves, x))
+            outputs = self.outputs(self.answers(leaves, x, None))
             losses = stacked_loss(member.training.loss)(outputs, targets.expand(len(rows), -1))
             sums[:, 0] += losses.double() * len(piece)
             sums.index_add_(1, 1 + targets, (outputs.argmax(dim=-1) == targets).double())
@@ -126,6 +149,7 @@ class CudaStacked(CudaEngine):
         pairs = list(zip(population.memory.values(), self.memory, strict=True))
         with self.numerics():
             plans = self.prepare([job._replace(row=self.place[job.row]) for job in jobs])
+            self._set_sizes(jobs, plans)
             self.teach(jobs)
             self.parameters.copy_(population.base[self.sorted])
             if self.base is not None:
@@ -157,6 +181,24 @@ class CudaStacked(CudaEngine):
                 matrix[self.sorted] = own
             totals = self.total.tolist()
         return [totals[self.place[job.row]] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
+
+    def _set_sizes(self, jobs: Sequence[TrainJob], plans: Sequence[Sequence[Tensor | None]]) -> None:
+        """This round's batches that are smaller than the others, and its draws: by seed, node and round alone."""
+        places = torch.tensor([self.place[job.row] for job in jobs], device=self.device)
+        seeds = [
+            derive_seed(self.training(job).seed, node=self.id(job), round=job.round, purpose="layers") & 0x7FFFFFFF
+            for job in jobs
+        ]
+        self.draws[places] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
+        if self.whole:
+            return
+        batch = self.training(jobs[0]).batch_size
+        sizes = [torch.tensor([batch if step is None else len(step) for step in plan]) for plan in plans]
+        table = torch.nn.utils.rnn.pad_sequence(sizes, batch_first=True, padding_value=batch).int()
+        if table.shape[1] > self.sizes.shape[1]:
+            self.sizes = torch.full((len(self.sizes), table.shape[1]), batch, dtype=torch.int32, device=self.device)
+            self.forget()
+        self.sizes[places, : table.shape[1]] = table.to(self.device)
 
     def _capture(self, places: slice, algorithm: Algorithm, job: TrainJob) -> _Group:
         """Warm a group up and capture its step; its rows are left as they were."""
@@ -194,11 +236,18 @@ class CudaStacked(CudaEngine):
             samples = self.next_samples(places, self.training(job).batch_size)
             taught = self.taught[self.tables[places], samples]
         self.take(places, job, inputs, targets)
-        x = inputs.permute(0, 2, 3, 1).unflatten(0, (rows, -1))  # channels last in memory, so this is a view
+        there = draws = None
+        if not self.whole:
+            step = self.counter[places].minimum(self.lengths[places] - 1).clamp(min=0).unsqueeze(1)
+            there = torch.arange(len(inputs) // rows, device=self.device) < self.sizes[places].gather(1, step)
+        if isinstance(self.model, Timer):
+            draws = draws_of(self.draws[places], self.counter[places])
+        x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
+        x, answers = x.unflatten(0, (rows, -1)), targets.unflatten(0, (rows, -1))
 
         def gradients_at(values: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
             leaves = [leaf.detach().requires_grad_() for leaf in self._leaves(values)]
-            losses = self.losses[group.algorithm.kind](leaves, x, targets.view(rows, -1), taught)
+            losses = self.losses[group.algorithm.kind](leaves, x, answers, taught, there, draws)
             return losses.detach(), torch.autograd.grad(losses, leaves, torch.ones_like(losses))
 
         losses, gradients = gradients_at(self.parameters[places] if self.half is None else self.half[places])
