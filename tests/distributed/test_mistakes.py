@@ -72,6 +72,26 @@ def test_ranks_with_different_specs_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_mistake_at_another_rank_is_said_whole(tmp_path):
+    script = tmp_path / "one.py"
+    script.write_text(
+        "import os, sys\n"
+        "from feda2l.distributed.ranks import here\n"
+        "from feda2l.errors import FedA2LError\n"
+        "def fail():\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        raise FedA2LError('no such thing', see='torchrun')\n"
+        "try:\n"
+        "    here().together(fail)\n"
+        "except FedA2LError as error:\n"
+        "    if not error.said:\n"
+        "        sys.stdout.write(f'{error}; {error.__notes__}\\n')\n"
+    )
+    code, output = finish(torchrun(2, script), 120)
+    assert code == 0, output
+    assert "rank 1: no such thing; ['more: feda2l explain torchrun']" in output
+
+
 @pytest.mark.long
 def test_only_the_leader_needs_the_run_folder(tmp_path):
     """Each rank has a current folder of its own, as on hosts that share none: the records are the leader's."""

@@ -39,6 +39,7 @@ class _Mistake(NamedTuple):
 
     kind: type[BaseException]
     text: str
+    notes: list[str]  # where there is more on it
 
 
 class Call(NamedTuple):
@@ -93,13 +94,17 @@ class Ranks:
             raise
         except Exception as error:
             own = error
-        mistakes = self.all(None if own is None else _Mistake(_known_kind(own), str(own)))
+        mistakes = self.all(
+            None if own is None else _Mistake(_known_kind(own), str(own), getattr(own, "__notes__", []))
+        )
         found = [(rank, mistake) for rank, mistake in enumerate(mistakes) if mistake is not None]
         if not found:
             return result
         first, mistake = found[0]
         if own is None:
             own = mistake.kind(f"rank {first}: {mistake.text}")
+            for note in mistake.notes:
+                own.add_note(note)
         if isinstance(own, FedA2LError):
             own.said = not self.leads  # all know it, one says it
         self.agreed = own
