@@ -67,8 +67,8 @@ class NodeProcess:
 
     def start(self) -> None:
         assert not self.running, f"{self.name} runs already"
-        # one thread each: five nodes share two cores
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        # one thread each: five nodes share two cores. zenoh's own log is ours to read, whatever its user set it to
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
         with open(self.errors, "ab") as errors:
             command = [*COMMAND, "--config", str(self.file), *self.options]
             self.process = subprocess.Popen(

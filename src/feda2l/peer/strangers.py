@@ -24,6 +24,7 @@ def watch_for_strangers(log: NodeLog) -> None:
     read, write = os.pipe()
     os.dup2(write, 1)
     os.close(write)
+    os.environ.pop("RUST_LOG", None)  # it would replace what we want to hear, and nobody else hears zenoh
     zenoh.init_log_from_env_or(WANTED)
     threading.Thread(target=_listen, args=(read, log), name="strangers", daemon=True).start()
 
@@ -47,9 +48,12 @@ def reason_of(line: str) -> str:
 
     >>> reason_of("WARN zenoh_link_tls::unicast: received fatal alert: UnknownCA. Hint: increase the limit.")
     'received fatal alert: UnknownCA'
+    >>> reason_of("WARN zenoh_link_tls::unicast: certificate expired: verification time 1763338000 (UNIX), but ...")
+    'certificate expired'
     """
     text = COLOUR.sub("", line)
     if NOT_NEAR in text:
         return "not a neighbour's certificate"
     _, tls, words = text.partition("zenoh_link_tls::unicast: ")
-    return words.partition(". Hint")[0].strip()[:100] if tls else ""
+    # without the time of day: each moment would be a reason of its own, and logged
+    return re.split(r"\. Hint|: verification time", words)[0].strip()[:100] if tls else ""
