@@ -25,6 +25,7 @@ from feda2l.peer.zenoh_transport import ZenohTransport
 
 NODES = ("anna", "bert", "carl")
 LONG = 20.0  # seconds: never reached when all is well
+SOON = LONG / 2  # before a question's own timeout: something else ended it
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = LONG) -> None:
@@ -152,7 +153,7 @@ def test_absent_neighbour(nodes: Nodes) -> None:
     started = time.monotonic()
     assert anna.ask("bert", "say/1", LONG, 100) is None
     assert anna.ask("stranger", "say/1", LONG, 100) is None
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SOON
     assert not anna.alive("bert")
     assert not anna.alive("stranger")
 
@@ -172,7 +173,7 @@ def test_no_answer_in_time(nodes: Nodes) -> None:
     for key in ("never", "held/1"):
         started = time.monotonic()
         assert anna.ask("bert", key, 0.4, 100) is None
-        assert 0.35 < time.monotonic() - started < 2
+        assert 0.35 < time.monotonic() - started < SOON
     assert anna.ask("bert", "never", 0.0, 100) is None
 
 
@@ -186,7 +187,7 @@ def test_neighbour_closes_while_it_holds_questions(nodes: Nodes) -> None:
         started = time.monotonic()
         bert.close()
         assert [one.result() for one in asked] == [None] * 3
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < SOON
     for _, reply in desk.held:
         reply(b"too late")  # no error
     wait_for(lambda: not anna.alive("bert"))  # the link's own end, which comes by another way than the answers
@@ -244,8 +245,12 @@ def test_many_questions_of_several_neighbours(nodes: Nodes) -> None:
 
 
 def test_slow_answers_to_one_neighbour_do_not_delay_another(nodes: Nodes) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
     def answer(key: str, reply: Reply) -> None:
-        time.sleep(0.7 if key == "slow" else 0)
+        if key == "slow":
+            begun.release()
+            assert go_on.wait(LONG)
         reply(b"done")
 
     anna, bert = nodes.join("anna"), nodes.join("bert")
@@ -253,11 +258,10 @@ def test_slow_answers_to_one_neighbour_do_not_delay_another(nodes: Nodes) -> Non
     wait_for(lambda: anna.alive("carl") and bert.alive("carl"))
     with ThreadPoolExecutor() as pool:
         slow = [pool.submit(anna.ask, "carl", "slow", LONG, 100) for _ in range(2)]
-        time.sleep(0.1)
-        started = time.monotonic()
-        for _ in range(5):
-            assert bert.ask("carl", "quick", LONG, 100) == b"done"
-        assert time.monotonic() - started < 0.5
+        assert begun.acquire(timeout=LONG)
+        for _ in range(5):  # the slow ones end after these, or never
+            assert bert.ask("carl", "quick", SOON, 100) == b"done"
+        go_on.set()
         assert [one.result() for one in slow] == [b"done"] * 2
 
 
@@ -388,7 +392,7 @@ def test_neighbour_killed_is_noticed_and_found_again(network: ZenohNetwork) -> N
                 died = time.monotonic()
                 os.kill(child.process.pid, signal.SIGKILL)
                 killed.set()
-                assert max(one.result() for one in asking) < 1.5
+                assert max(one.result() for one in asking) < SOON
             child.kill()
     finally:
         anna.close()
@@ -423,7 +427,7 @@ def test_hung_neighbour_holds_nobody_up_and_comes_back(network: ZenohNetwork) ->
         for _ in range(10):
             started = time.monotonic()
             assert anna.ask("carl", "head", LONG, 100) == b"hello"
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 4  # a write that waits for bert takes five
         # The lease ends it after 2.5 s; the question's own timeout, where the link hangs in the middle of a write.
         assert carl.ask("bert", "word", 5.0, 100) is None
         child.process.send_signal(signal.SIGCONT)
@@ -442,7 +446,8 @@ def test_reopen_admits_a_neighbour_and_takes_a_renewed_certificate(network: Zeno
     bert = network.join("bert")
     try:
         anna.serve(lambda key, reply: reply(b"anna"))
-        time.sleep(0.3)
+        wait_for(lambda: bert.session.info.links())  # else there is nothing that she could refuse him
+        assert bert.ask("anna", "word", LONG, 100) is None
         assert not bert.alive("anna")  # not a neighbour of hers
         issue(folder, "anna", hosts=["127.0.0.1"], out=tmp_path)
         renewed = Tls(folder / "ca.pem", tmp_path / "anna.pem", tmp_path / "anna.key")
