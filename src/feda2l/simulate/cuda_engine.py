@@ -160,9 +160,12 @@ class CudaEngine(Engine):
 
     def next_samples(self, rows: slice, batch_size: int) -> Tensor:
         """Which samples stand in the next batch of these rows, [rows, batch]; computed on the card, so it replays."""
-        step = self.counter[rows].minimum(self.lengths[rows] - 1).clamp(min=0).unsqueeze(1)
-        places = step * batch_size + torch.arange(batch_size, device=self.device)
+        places = self.step_of(rows) * batch_size + torch.arange(batch_size, device=self.device)
         return self.order[rows].gather(1, places).long()
+
+    def step_of(self, rows: slice) -> Tensor:
+        """The number of these rows' next step in the round, [rows, 1]; of a row that is done its last one's."""
+        return self.counter[rows].minimum(self.lengths[rows] - 1).clamp(min=0).unsqueeze(1)
 
     def forget(self) -> None:
         """Captured steps know a buffer's address: drop them when it moves."""

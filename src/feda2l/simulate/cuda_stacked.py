@@ -149,7 +149,10 @@ class CudaStacked(CudaEngine):
         pairs = list(zip(population.memory.values(), self.memory, strict=True))
         with self.numerics():
             plans = self.prepare([job._replace(row=self.place[job.row]) for job in jobs])
-            self._set_sizes(jobs, plans)
+            if isinstance(self.model, Timer):
+                self._draw(jobs)
+            if not self.whole:
+                self._set_sizes(jobs, plans)
             self.teach(jobs)
             self.parameters.copy_(population.base[self.sorted])
             if self.base is not None:
@@ -182,23 +185,26 @@ class CudaStacked(CudaEngine):
             totals = self.total.tolist()
         return [totals[self.place[job.row]] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
 
-    def _set_sizes(self, jobs: Sequence[TrainJob], plans: Sequence[Sequence[Tensor | None]]) -> None:
-        """This round's batches that are smaller than the others, and its draws: by seed, node and round alone."""
-        places = torch.tensor([self.place[job.row] for job in jobs], device=self.device)
+    def _places(self, jobs: Sequence[TrainJob]) -> Tensor:
+        return torch.tensor([self.place[job.row] for job in jobs], device=self.device)
+
+    def _draw(self, jobs: Sequence[TrainJob]) -> None:
+        """What this round's dropout is drawn from: by seed, node and round alone."""
         seeds = [
             derive_seed(self.training(job).seed, node=self.id(job), round=job.round, purpose="layers") & 0x7FFFFFFF
             for job in jobs
         ]
-        self.draws[places] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
-        if self.whole:
-            return
+        self.draws[self._places(jobs)] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
+
+    def _set_sizes(self, jobs: Sequence[TrainJob], plans: Sequence[Sequence[Tensor | None]]) -> None:
+        """How many samples each batch of this round has."""
         batch = self.training(jobs[0]).batch_size
         sizes = [torch.tensor([batch if step is None else len(step) for step in plan]) for plan in plans]
         table = torch.nn.utils.rnn.pad_sequence(sizes, batch_first=True, padding_value=batch).int()
         if table.shape[1] > self.sizes.shape[1]:
             self.sizes = torch.full((len(self.sizes), table.shape[1]), batch, dtype=torch.int32, device=self.device)
             self.forget()
-        self.sizes[places, : table.shape[1]] = table.to(self.device)
+        self.sizes[self._places(jobs), : table.shape[1]] = table.to(self.device)
 
     def _capture(self, places: slice, algorithm: Algorithm, job: TrainJob) -> _Group:
         """Warm a group up and capture its step; its rows are left as they were."""
@@ -238,8 +244,8 @@ class CudaStacked(CudaEngine):
         self.take(places, job, inputs, targets)
         there = draws = None
         if not self.whole:
-            step = self.counter[places].minimum(self.lengths[places] - 1).clamp(min=0).unsqueeze(1)
-            there = torch.arange(len(inputs) // rows, device=self.device) < self.sizes[places].gather(1, step)
+            sizes = self.sizes[places].gather(1, self.step_of(places))
+            there = torch.arange(len(inputs) // rows, device=self.device) < sizes
         if isinstance(self.model, Timer):
             draws = draws_of(self.draws[places], self.counter[places])
         x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
