@@ -1,6 +1,7 @@
 """What is kept as evidence: it comes from studies that a reader can start, and the pages say what it says."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,15 @@ def test_robustness_stands_beside_what_the_paper_saves() -> None:
     assert row_of(robustness_table(RESULTS, "evidence-robustness"), "dir-0.5", "fedawa", "`one_cycle`")[3:6] == [
         "135 [setting]", "50, 50, 51", "51",
     ]  # fmt: skip
+
+
+def test_a_setting_that_is_only_begun_is_not_compared(tmp_path: Path) -> None:
+    begun = tmp_path / "evidence-robustness"
+    for name in ("dir-0.5-fedavg-constant", "dir-0.5-fedavg-cawr"):
+        shutil.copytree(RESULTS / begun.name / name, begun / name)
+    shutil.copy(RESULTS / begun.name / "study.toml", begun)
+    assert len(robustness_gains_table(tmp_path, begun.name).splitlines()) == 2  # the header alone
+    assert len(robustness_table(tmp_path, begun.name).splitlines()) == 2 + 2
 
 
 def test_a_target_that_nobody_reached_in_the_paper_is_later_than_its_runs() -> None:

@@ -41,6 +41,7 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
     if asked == "batched" and why:
         raise FedA2LError(f'runtime.engine = "batched" is not possible on a GPU here: {why}')
     samples = sum(run.spec.rounds * sum(map(len, run.simulation.member.shards)) for run in runs)
+    # Timer's kernels equal the per-node path on a CPU; on a GPU nobody has seen them yet
     worth = not why and samples >= WORTH_COMPILING and not isinstance(first.model, Timer)
     if asked == "batched" or (asked == "auto" and worth):
         return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)
@@ -51,8 +52,9 @@ def why_not_batched(runs: "Sequence[Assembled]") -> str:
     """Why node-batched kernels do not serve these runs; empty if they do."""
     trainings = [run.simulation.member.training for run in runs]
     whole = all(
-        t.drop_last or all(len(shard) % t.batch_size == 0 for shard in run.simulation.member.shards)
+        t.only_whole(len(shard))
         for t, run in zip(trainings, runs, strict=True)
+        for shard in run.simulation.member.shards
     )
     if not covers(runs[0].model):
         return "the model is no Timer and no row of convolutions, poolings, linear layers and elementwise functions"

@@ -296,22 +296,26 @@ def _each(values: Sequence[float]) -> str:
 
 
 def _against_paper(cell: Cell) -> list[str]:
-    theirs, average = cell.paper, cell.curve_averaged
-    agree = ""
+    theirs, agree = cell.paper, ""
     if theirs is not None and theirs.rounds is not None:
         low, high, ours = theirs.rounds, theirs.highest or theirs.rounds, _ours(cell)
         agree = "yes" if low - AGREES <= ours <= high + AGREES else "no"
         if ours == NEVER and theirs.rounds > cell.rounds:
             agree = "not run so long"
     spread = rounds_words(cell.reach, cell.rounds)
-    curve = "diverged" if cell.diverged else f"> {cell.rounds}" if average is None else str(average)
-    return [theirs.text if theirs else "", by_seed(cell), spread, curve, agree]
+    return [theirs.text if theirs else "", by_seed(cell), spread, by_curve(cell), agree]
 
 
 def by_seed(cell: Cell) -> str:
     """The round at which each seed reached the target."""
     words = {True: "diverged", False: "-"}
     return ", ".join(str(f.reached) if f.reached is not None else words[f.run.diverged] for f in cell.seeds)
+
+
+def by_curve(cell: Cell) -> str:
+    """The round at which the mean of the seeds' curves reached it."""
+    average = cell.curve_averaged
+    return "diverged" if cell.diverged else f"> {cell.rounds}" if average is None else str(average)
 
 
 def scores(cell: Cell) -> list[str]:

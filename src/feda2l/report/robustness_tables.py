@@ -7,7 +7,7 @@ stand beside ours for what they save, not for what they are.
 from pathlib import Path
 
 from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import GAINS, by_seed, differences, gains, scores, table
+from feda2l.report.evidence_tables import GAINS, SCHEDULES, by_curve, by_seed, differences, gains, scores, table
 from feda2l.report.paper_numbers import paper_robustness
 from feda2l.report.results import Cell
 
@@ -18,6 +18,8 @@ def robustness_gains_table(results: Path, study: str) -> str:
     """What FedA2L saves in each setting, in the paper and here, and how far it is from its decay alone."""
     rows = []
     for (setting, algorithm), rules in _settings(results, study).items():
+        if not (rules.keys() >= {"constant", "decay_only", "feda2l"} and rules.keys() & set(SCHEDULES)):
+            continue  # begun, and not yet to be compared
         target = rules["feda2l"].example.run.target
         assert target is not None
         saved = gains(rules, lambda cell: paper_robustness(cell.example.run))
@@ -32,16 +34,15 @@ def robustness_table(results: Path, study: str) -> str:
     rows = []
     for (setting, algorithm), rules in _settings(results, study).items():
         for rule, cell in rules.items():
-            paper, average = paper_robustness(cell.example.run), cell.curve_averaged
-            curve = f"> {cell.rounds}" if average is None else str(average)
-            words = [setting, algorithm, f"`{rule}`", paper.text if paper else "", by_seed(cell), curve]
+            paper = paper_robustness(cell.example.run)
+            words = [setting, algorithm, f"`{rule}`", paper.text if paper else "", by_seed(cell), by_curve(cell)]
             rows.append([*words, *scores(cell)[1:]])
     header = ["setting", "algorithm", "rule", "the paper, to its own target", "rounds, seed by seed"]
     return table([*header, "of the mean curve", "best smoothed, %", "last 10"], rows)
 
 
 def _settings(results: Path, study: str) -> Settings:
-    """The settings of which every rule was run."""
+    """What was run of each setting."""
     own, found = read_evidence(results / study), Settings()
     for planned in own.study.cells:
         if planned.name in own.cells:

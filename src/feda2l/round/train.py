@@ -51,6 +51,10 @@ class Training:
         steps = self.algorithm.local_steps
         return self._steps(self._kept(shard)) * self.epochs if steps is None else steps
 
+    def only_whole(self, shard: int) -> bool:
+        """Has no batch of such a node fewer samples than the others?"""
+        return self.drop_last or shard % self.batch_size == 0
+
     def gradients(self, shard: int) -> int:
         """Of how many samples such a node takes the gradient in a round; one that climbs first takes each twice."""
         return sum(self._sizes(shard)) * (2 if self.algorithm.ascent else 1)

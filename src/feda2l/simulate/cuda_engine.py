@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from feda2l.data.samples import Labelled, Samples
+from feda2l.randomness import derive_seed
 from feda2l.round.train import Training
 from feda2l.simulate.cuda_kernels import count_step, take_batches, update_rows, update_table
 from feda2l.simulate.engine import Engine, Member, Score, ScoreJob, TrainJob, recalibrate_statistics, tally
@@ -108,6 +109,10 @@ class CudaEngine(Engine):
 
     def shard(self, job: TrainJob) -> Tensor:
         return self.members[job.run].shards[job.node]
+
+    def layer_seed(self, job: TrainJob) -> int:
+        """What a round's dropout draws from: seed, node and round, and not who else trains."""
+        return derive_seed(self.training(job).seed, node=self.id(job), round=job.round, purpose="layers")
 
     def prepare(self, jobs: Sequence[TrainJob]) -> list[list[Tensor | None]]:
         """Set this round's samples, rates and momentum; the steps of each job.

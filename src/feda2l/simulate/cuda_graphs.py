@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from feda2l.randomness import derive_seed
 from feda2l.round.local import Local
 from feda2l.round.train import gradients_of, in_memory_order, objective
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
@@ -62,9 +61,7 @@ class CudaGraphs(CudaEngine):
                 if job.row not in self.nodes:
                     self.nodes[job.row] = self._capture(job)
             for job in jobs:
-                # draws depend on (seed, node, round), not on who else trains
-                seed = derive_seed(self.training(job).seed, node=self.id(job), round=job.round, purpose="layers")
-                self.nodes[job.row].draws.manual_seed(seed)
+                self.nodes[job.row].draws.manual_seed(self.layer_seed(job))
             present = torch.cuda.current_stream(self.device)
             for stream in self.streams:
                 stream.wait_stream(present)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from feda2l.algorithms import Algorithm
 from feda2l.models.timer import Timer
-from feda2l.randomness import derive_seed
 from feda2l.round.local import Local
 from feda2l.round.train import Training
 from feda2l.simulate.batched_forward import batched_forward
@@ -77,9 +76,7 @@ class CudaStacked(CudaEngine):
         self.groups: list[_Group] = []
         self.answers = torch.compile(self._forward(), dynamic=False)
         # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
-        self.whole = all(
-            t.drop_last or len(shard) % t.batch_size == 0 for t, shard in ((m.training, shard) for _, shard, m in rows)
-        )
+        self.whole = all(member.training.only_whole(len(shard)) for _, shard, member in rows)
         self.sizes = torch.zeros(len(rows), 0, dtype=torch.int32, device=self.device)
         self.draws = torch.zeros(len(rows), dtype=torch.int32, device=self.device)
 
@@ -148,11 +145,14 @@ class CudaStacked(CudaEngine):
         population = self.population
         pairs = list(zip(population.memory.values(), self.memory, strict=True))
         with self.numerics():
-            plans = self.prepare([job._replace(row=self.place[job.row]) for job in jobs])
+            placed = [job._replace(row=self.place[job.row]) for job in jobs]
+            plans = self.prepare(placed)
+            rows = torch.tensor([job.row for job in placed], device=self.device)
             if isinstance(self.model, Timer):
-                self._draw(jobs)
+                seeds = [self.layer_seed(job) & 0x7FFFFFFF for job in placed]
+                self.draws[rows] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
             if not self.whole:
-                self._set_sizes(jobs, plans)
+                self._set_sizes(rows, plans, self.training(jobs[0]).batch_size)
             self.teach(jobs)
             self.parameters.copy_(population.base[self.sorted])
             if self.base is not None:
@@ -185,26 +185,14 @@ class CudaStacked(CudaEngine):
             totals = self.total.tolist()
         return [totals[self.place[job.row]] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
 
-    def _places(self, jobs: Sequence[TrainJob]) -> Tensor:
-        return torch.tensor([self.place[job.row] for job in jobs], device=self.device)
-
-    def _draw(self, jobs: Sequence[TrainJob]) -> None:
-        """What this round's dropout is drawn from: by seed, node and round alone."""
-        seeds = [
-            derive_seed(self.training(job).seed, node=self.id(job), round=job.round, purpose="layers") & 0x7FFFFFFF
-            for job in jobs
-        ]
-        self.draws[self._places(jobs)] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
-
-    def _set_sizes(self, jobs: Sequence[TrainJob], plans: Sequence[Sequence[Tensor | None]]) -> None:
+    def _set_sizes(self, rows: Tensor, plans: Sequence[Sequence[Tensor | None]], batch: int) -> None:
         """How many samples each batch of this round has."""
-        batch = self.training(jobs[0]).batch_size
         sizes = [torch.tensor([batch if step is None else len(step) for step in plan]) for plan in plans]
         table = torch.nn.utils.rnn.pad_sequence(sizes, batch_first=True, padding_value=batch).int()
         if table.shape[1] > self.sizes.shape[1]:
             self.sizes = torch.full((len(self.sizes), table.shape[1]), batch, dtype=torch.int32, device=self.device)
             self.forget()
-        self.sizes[self._places(jobs), : table.shape[1]] = table.to(self.device)
+        self.sizes[rows, : table.shape[1]] = table.to(self.device)
 
     def _capture(self, places: slice, algorithm: Algorithm, job: TrainJob) -> _Group:
         """Warm a group up and capture its step; its rows are left as they were."""
