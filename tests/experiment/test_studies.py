@@ -379,16 +379,24 @@ def test_only_takes_cells_and_runs_by_pattern() -> None:
     assert names == ["constant-2", "feda2l-1", "feda2l-2"]
 
 
+MATCHED = {"rates": {"name": "decay_only_matched", "paired": "feda2l", "warmup_rounds": 1, "window": 2}}
+PAIRED = TINY | {
+    "axes": {},
+    "variants": {"matched": MATCHED, "feda2l": {"rates": {"warmup_rounds": 1, "window": 2}}},
+}
+
+
 def test_a_control_follows_the_run_it_is_paired_with(tmp_path: Path) -> None:
-    matched = {"rates": {"name": "decay_only_matched", "paired": "feda2l", "warmup_rounds": 1, "window": 2}}
-    values = TINY | {
-        "axes": {},
-        "variants": {"matched": matched, "feda2l": {"rates": {"warmup_rounds": 1, "window": 2}}},
-    }
-    outcome = run(tmp_path, values)
+    outcome = run(tmp_path, PAIRED)
     assert len(outcome.runs) == 4
     own = next(done for done in outcome.runs if done.spec.name == "matched-2")
     assert own.spec.rates.rule.paired == str(tmp_path / "out/feda2l/seed-2")  # type: ignore[attr-defined]
+
+
+def test_a_control_whose_pair_is_finished_is_packed_with_the_others(tmp_path: Path) -> None:
+    run(tmp_path, PAIRED, only=["feda2l-1"])
+    packs = {done.spec.name: done.summary["pack"] for done in run(tmp_path, PAIRED).runs}
+    assert packs == {"feda2l-1": 1, "matched-1": 2, "feda2l-2": 2, "matched-2": 1}
 
 
 def test_time_that_is_over_saves_and_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

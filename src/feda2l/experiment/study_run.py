@@ -101,7 +101,7 @@ class StudyRun:
             try:
                 self._tune(view)
                 self._find_targets(view)
-                self._wave([self._job(cell, seed) for cell, seed in self.chosen if cell.paired is None], view)
+                self._wave([self._job(cell, seed) for cell, seed in self.chosen if self._can_start(cell, seed)], view)
                 self._wave(self._followers(view), view)
             except OutOfTime:
                 pass
@@ -156,6 +156,11 @@ class StudyRun:
 
     def _pair(self, cell: Cell) -> Cell | None:
         return next((other for other in self.study.cells if other.name == cell.paired), None)
+
+    def _can_start(self, cell: Cell, seed: int) -> bool:
+        """Whether a run follows none, or one that an earlier call has finished."""
+        pair = self._pair(cell)
+        return pair is None or self._job(pair, seed).state() == "finished"
 
     def _followers(self, view: StudyView) -> list[Job]:
         """The runs that follow another one, now that it is finished; where it failed, they fail."""
