@@ -131,6 +131,7 @@ RUNS = {
     "evidence-cnn-cifar100-tuned": 6 * 3,
     "evidence-cnn-cifar100-recipe": 3 * 2 * 2 * 3,
     "evidence-cnn-cifar10": 21 * 3,
+    "evidence-cnn-cifar10-recipe": 2 * 2 * 3 * 3,
     "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
     "evidence-robustness": 7 * 2 * 7 * 3,
     "evidence-resnet18-cifar100": 9 + 5 + 2 + 1,
