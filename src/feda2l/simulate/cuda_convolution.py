@@ -1,0 +1,262 @@
+"""Triton kernels for the convolutions of k nodes: the output, and the gradients of input and weight.
+
+Each is a product whose left side is gathered from the pictures while it is computed (an implicit GEMM). A program
+makes one tile of one row; sums are in float32 and nothing is added up by atomics, so results repeat. Pictures are
+[k, batch, height, width, channels], weights [k, outputs, (row, column, channel)]. Only imported on a GPU.
+"""
+
+from collections.abc import Sequence
+from math import gcd
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 264  # two for each of an H200's multiprocessors: fewer leave some idle
+SHORTEST = 8  # tiles of a sum that are worth a program of their own
+
+
+class Tile(NamedTuple):
+    """What a program computes: `places` x `outer` numbers, `inner` at a time, by so many warps, loaded ahead.
+
+    Of a weight's gradient: outputs x channels, so many places at a time.
+    """
+
+    places: int
+    outer: int
+    inner: int
+    warps: int
+    stages: int
+
+
+class Shape(NamedTuple):
+    """A convolution with padding side // 2 of `rows` x `batch` pictures."""
+
+    rows: int
+    batch: int
+    height: int
+    width: int
+    channels: int
+    outputs: int
+    side: int
+    stride: int
+
+    @classmethod
+    def of(cls, pictures: Sequence[int], outputs: int, side: int, stride: int) -> "Shape":
+        rows, batch, height, width, channels = pictures
+        return cls(rows, batch, height, width, channels, outputs, side, stride)
+
+    @property
+    def high(self) -> int:
+        return (self.height - 1) // self.stride + 1
+
+    @property
+    def wide(self) -> int:
+        return (self.width - 1) // self.stride + 1
+
+    @property
+    def places(self) -> int:
+        return self.batch * self.high * self.wide
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the kernels are compiled for."""
+        return {
+            "BATCH": self.batch,
+            "HEIGHT": self.height,
+            "WIDTH": self.width,
+            "HIGH": self.high,
+            "WIDE": self.wide,
+            "CHANNELS": self.channels,
+            "OUTPUTS": self.outputs,
+            "SIDE": self.side,
+            "STRIDE": self.stride,
+        }
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _forward(  # type: ignore[no-untyped-def]
+    x, weight, weight_stride, out,
+    BATCH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, SIDE: tl.constexpr, STRIDE: tl.constexpr,
+    PLACES: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    place = tile // (OUTPUTS // OUTER) * PLACES + tl.arange(0, PLACES)
+    output = tile % (OUTPUTS // OUTER) * OUTER + tl.arange(0, OUTER)
+    inner = tl.arange(0, INNER)
+    image, rest = place // (HIGH * WIDE), place % (HIGH * WIDE)
+    inside = place < BATCH * HIGH * WIDE
+    top, left = rest // WIDE * STRIDE - SIDE // 2, rest % WIDE * STRIDE - SIDE // 2
+    start = (image * HEIGHT + top) * WIDTH + left
+    x += row * (BATCH * HEIGHT * WIDTH * CHANNELS)
+    kernels = weight + row * weight_stride + output[None, :] * (SIDE * SIDE * CHANNELS) + inner[:, None]
+    total = tl.zeros((PLACES, OUTER), dtype=tl.float32)
+    # one loop over (row, column, block of channels), so that the next loads are under way across its corners
+    for step in range(SIDE * SIDE * (CHANNELS // INNER)):
+        tap, channel = step // (CHANNELS // INNER), step % (CHANNELS // INNER) * INNER + inner
+        i, j = tap // SIDE, tap % SIDE
+        there = inside & (top + i >= 0) & (top + i < HEIGHT) & (left + j >= 0) & (left + j < WIDTH)
+        pixel = (start + i * WIDTH + j) * CHANNELS
+        pixels = tl.load(x + pixel[:, None] + channel[None, :], mask=there[:, None], other=0.0)
+        total = tl.dot(pixels, tl.load(kernels + step * INNER), total, input_precision=PRECISION)
+    target = out + row * (BATCH * HIGH * WIDE * OUTPUTS) + place[:, None] * OUTPUTS + output[None, :]
+    tl.store(target, total.to(out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _input_gradient(  # type: ignore[no-untyped-def]
+    gradient, weight, weight_stride, out,
+    BATCH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, SIDE: tl.constexpr, STRIDE: tl.constexpr,
+    PLACES: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # pixel y is seen by output (y + pad - i) / stride through tap i, where that is whole: pixels that agree modulo
+    # the stride share their taps, i = first, first + stride, ..., and go together
+    DOWN: tl.constexpr = (HEIGHT + STRIDE - 1) // STRIDE
+    ACROSS: tl.constexpr = (WIDTH + STRIDE - 1) // STRIDE
+    row, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    alike = STRIDE * STRIDE - 1 - tl.program_id(2)  # those with most taps first
+    down, across = alike // STRIDE, alike % STRIDE
+    first_i, first_j = (down + SIDE // 2) % STRIDE, (across + SIDE // 2) % STRIDE
+    taps_i, taps_j = (SIDE - first_i + STRIDE - 1) // STRIDE, (SIDE - first_j + STRIDE - 1) // STRIDE
+    place = tile // (CHANNELS // OUTER) * PLACES + tl.arange(0, PLACES)
+    channel = tile % (CHANNELS // OUTER) * OUTER + tl.arange(0, OUTER)
+    inner = tl.arange(0, INNER)
+    image, rest = place // (DOWN * ACROSS), place % (DOWN * ACROSS)
+    y, x = rest // ACROSS * STRIDE + down, rest % ACROSS * STRIDE + across
+    inside = (place < BATCH * DOWN * ACROSS) & (y < HEIGHT) & (x < WIDTH)
+    bottom, right = (y + SIDE // 2 - first_i) // STRIDE, (x + SIDE // 2 - first_j) // STRIDE
+    start = (image * HIGH + bottom) * WIDE + right
+    gradient += row * (BATCH * HIGH * WIDE * OUTPUTS)
+    kernels = weight + row * weight_stride + inner[:, None] * (SIDE * SIDE * CHANNELS) + channel[None, :]
+    total = tl.zeros((PLACES, OUTER), dtype=tl.float32)
+    for step in range(taps_i * taps_j * (OUTPUTS // INNER)):
+        tap, output = step // (OUTPUTS // INNER), step % (OUTPUTS // INNER) * INNER
+        up, back = tap // taps_j, tap % taps_j
+        there = inside & (bottom - up >= 0) & (bottom - up < HIGH) & (right - back >= 0) & (right - back < WIDE)
+        pixel = (start - up * WIDE - back) * OUTPUTS
+        pixels = tl.load(gradient + pixel[:, None] + (output + inner)[None, :], mask=there[:, None], other=0.0)
+        i, j = first_i + up * STRIDE, first_j + back * STRIDE
+        kernel = tl.load(kernels + (output * (SIDE * SIDE) + i * SIDE + j) * CHANNELS)
+        total = tl.dot(pixels, kernel, total, input_precision=PRECISION)
+    pixel = (image * HEIGHT + y) * WIDTH + x
+    target = out + row * (BATCH * HEIGHT * WIDTH * CHANNELS) + pixel[:, None] * CHANNELS + channel[None, :]
+    tl.store(target, total.to(out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _weight_gradient(  # type: ignore[no-untyped-def]
+    x, gradient, out, rows,
+    BATCH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, SIDE: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
+    PLACES: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    EACH: tl.constexpr = (BATCH * HIGH * WIDE + INNER * PARTS - 1) // (INNER * PARTS)  # tiles of the sum in a part
+    row, part, tile = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.program_id(0)
+    tap, tile = tile % (SIDE * SIDE), tile // (SIDE * SIDE)  # taps are neighbours: they read the same pictures
+    output = tile // (CHANNELS // OUTER) * PLACES + tl.arange(0, PLACES)
+    channel = tile % (CHANNELS // OUTER) * OUTER + tl.arange(0, OUTER)
+    i, j = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
+    x += row * (BATCH * HEIGHT * WIDTH * CHANNELS)
+    gradient += row * (BATCH * HIGH * WIDE * OUTPUTS)
+    total = tl.zeros((PLACES, OUTER), dtype=tl.float32)
+    for step in range(EACH):
+        place = (part * EACH + step) * INNER + tl.arange(0, INNER)
+        image, rest = place // (HIGH * WIDE), place % (HIGH * WIDE)
+        y, z = rest // WIDE * STRIDE + i, rest % WIDE * STRIDE + j
+        inside = place < BATCH * HIGH * WIDE
+        there = inside & (y >= 0) & (y < HEIGHT) & (z >= 0) & (z < WIDTH)
+        pixel = ((image * HEIGHT + y) * WIDTH + z) * CHANNELS
+        given = tl.load(gradient + place[:, None] * OUTPUTS + output[None, :], mask=inside[:, None], other=0.0)
+        pixels = tl.load(x + pixel[:, None] + channel[None, :], mask=there[:, None], other=0.0)
+        total = tl.dot(tl.trans(given), pixels, total, input_precision=PRECISION)
+    out += (part * rows + row) * (OUTPUTS * SIDE * SIDE * CHANNELS)
+    target = out + output[:, None] * (SIDE * SIDE * CHANNELS) + (tap * CHANNELS + channel)[None, :]
+    tl.store(target, total.to(out.dtype.element_ty))
+
+
+def convolve(x: Tensor, weight: Tensor, side: int, stride: int, tile: Tile | None = None) -> Tensor:
+    """out[p, o] = sum_(i, j, c) x[p * stride + (i, j) - side // 2, c] * weight[o, (i, j, c)] for every row."""
+    shape = Shape.of(x.shape, weight.shape[1], side, stride)
+    own = tile or product_tile(shape, shape.places, shape.outputs, shape.channels, x.dtype)
+    out = x.new_empty(shape.rows, shape.batch, shape.high, shape.wide, shape.outputs)
+    _forward[-(-shape.places // own.places) * (shape.outputs // own.outer), shape.rows](
+        x, weight, weight.stride(0), out, **shape.sizes, **_compiled_for(own, x.dtype)
+    )
+    return out
+
+
+def input_gradient(
+    gradient: Tensor, weight: Tensor, pictures: Sequence[int], side: int, stride: int, tile: Tile | None = None
+) -> Tensor:
+    """The gradient of `convolve`'s input [k, batch, height, width, channels], gathered for each pixel."""
+    shape = Shape.of(pictures, weight.shape[1], side, stride)
+    places = shape.batch * -(-shape.height // stride) * -(-shape.width // stride)
+    own = tile or product_tile(shape, places, shape.channels, shape.outputs, gradient.dtype)
+    out = gradient.new_empty(pictures)
+    _input_gradient[-(-places // own.places) * (shape.channels // own.outer), shape.rows, stride * stride](
+        gradient, weight, weight.stride(0), out, **shape.sizes, **_compiled_for(own, gradient.dtype)
+    )
+    return out
+
+
+def weight_gradient(x: Tensor, gradient: Tensor, side: int, stride: int, tile: Tile | None = None) -> Tensor:
+    """The gradient of `convolve`'s weight, as the weight lies in memory: [k, outputs, (row, column, channel)].
+
+    Where tiles are few and the sum over places long, parts of the sum are added up by programs of their own.
+    """
+    shape = Shape.of(x.shape, gradient.shape[-1], side, stride)
+    own = tile or weight_tile(shape, x.dtype)
+    tiles = side * side * (shape.outputs // own.places) * (shape.channels // own.outer)
+    parts = parts_of_sum(tiles * shape.rows, -(-shape.places // own.inner))
+    inner = side * side * shape.channels
+    out = x.new_empty(
+        parts, shape.rows, shape.outputs, inner, dtype=x.dtype if parts == 1 else torch.float32
+    )  # summed in a fixed order below
+    _weight_gradient[tiles, shape.rows, parts](
+        x, gradient, out, shape.rows, **shape.sizes, PARTS=parts, **_compiled_for(own, x.dtype)
+    )
+    return out[0] if parts == 1 else out.sum(dim=0).to(x.dtype)
+
+
+def product_tile(shape: Shape, places: int, outer: int, inner: int, dtype: torch.dtype) -> Tile:
+    """The tile of an output or of an input's gradient: the largest that leaves no multiprocessor idle."""
+    if dtype == torch.float32:
+        return Tile(64, gcd(outer, 64), gcd(inner, 16), 4, 2)
+    sizes = [(128, 128), (128, 64), (64, 64)]
+    fitting = [(m, n) for m, n in sizes if outer % n == 0] or [(128, gcd(outer, 64))]
+    wasteless = [(m, n) for m, n in fitting if -(-places // m) * m <= 1.25 * places] or fitting[-1:]
+    m, n = next((s for s in wasteless if -(-places // s[0]) * outer // s[1] * shape.rows >= PROGRAMS), wasteless[-1])
+    return Tile(m, n, gcd(inner, 64), 8 if m * n > 128 * 64 else 4, 3)
+
+
+def weight_tile(shape: Shape, dtype: torch.dtype) -> Tile:
+    """The tile of a weight's gradient; its sum goes over places."""
+    if dtype == torch.float32:
+        return Tile(gcd(shape.outputs, 64), gcd(shape.channels, 64), 16, 4, 2)
+    wide = shape.outputs % 128 == 0 and shape.channels % 128 == 0
+    side = 128 if wide else 64
+    return Tile(
+        gcd(shape.outputs, side), gcd(shape.channels, side), 32 if shape.places < 512 else 64, 8 if wide else 4, 3
+    )
+
+
+def parts_of_sum(programs: int, steps: int) -> int:
+    """In how many parts a sum of `steps` tiles is made, so that there is work for the whole card."""
+    return max(1, min(-(-PROGRAMS // programs), steps // SHORTEST))
+
+
+def _compiled_for(tile: Tile, dtype: torch.dtype) -> dict[str, int | str]:
+    """A tile as the kernels take it; float32 is rounded to tf32 only where the run allows it."""
+    exact = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    return {
+        "PLACES": tile.places,
+        "OUTER": tile.outer,
+        "INNER": tile.inner,
+        "PRECISION": "ieee" if exact else "tf32",
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }

@@ -1,0 +1,38 @@
+"""The Triton convolutions of k nodes equal torch's; by Triton's interpreter, so no GPU is needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+def test_outputs_and_gradients_equal_torchs() -> None:
+    # a process of its own: whether a kernel is interpreted is settled when it is defined
+    script = Path(__file__).with_name("interpreted_convolutions.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this Triton's interpreter (3.6, say) cannot read a loop's end with this numpy (2.4 or later)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_tiles_divide_the_networks_channels_and_fill_the_card() -> None:
+    import torch
+
+    from feda2l.simulate.cuda_convolution import PROGRAMS, Shape, parts_of_sum, product_tile, weight_tile
+
+    for rows in (1, 10, 40):
+        for channels, outputs, size in ((16, 64, 32), (64, 64, 32), (64, 128, 32), (256, 512, 8), (512, 512, 4)):
+            for dtype in (torch.bfloat16, torch.float32):
+                shape = Shape(rows, 10, size, size, channels, outputs, 3, 1)
+                tile = product_tile(shape, shape.places, outputs, channels, dtype)
+                assert outputs % tile.outer == channels % tile.inner == 0
+                tile = weight_tile(shape, dtype)
+                assert outputs % tile.places == channels % tile.outer == 0
+    assert parts_of_sum(90, 160) == 3  # ResNet-18's first group, ten nodes: 90 tiles, 160 steps each
+    assert parts_of_sum(1440, 5) == 1  # its last
+    assert parts_of_sum(PROGRAMS, 160) == 1
