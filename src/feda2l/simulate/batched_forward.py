@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
 from feda2l.simulate.batched_product import product
+from feda2l.simulate.batched_resnet import covers_resnet
 from feda2l.simulate.batched_timer import covers_timer
 from feda2l.simulate.stacked import ELEMENTWISE, Forward
 
@@ -23,6 +25,8 @@ def covers(model: nn.Module) -> bool:
     """Are there node-batched kernels for every part of this model?"""
     if isinstance(model, Timer):
         return covers_timer(model)
+    if isinstance(model, ResNet):
+        return covers_resnet(model)
     return type(model) is nn.Sequential and all(_covered(part) for part in model) and not list(model.buffers())
 
 

@@ -1,0 +1,35 @@
+"""BatchNorm's running statistics of rows that train together."""
+
+import torch
+from torch import Tensor, nn
+
+from feda2l.simulate.population import Population, averaged_buffers
+
+MOMENTUM = 0.1  # torch's
+
+
+class RunningStatistics:
+    """Means and variances of all rows in the order in which they train, [rows, columns]; the population's between."""
+
+    def __init__(self, model: nn.Module, population: Population) -> None:
+        self.names, self.buffers = averaged_buffers(model), population.buffers
+        self.counts = [name for name in self.buffers if name.endswith("num_batches_tracked")]
+        self.widths = [self.buffers[name].shape[1] for name in self.names]
+        rows, width = len(population.base), sum(self.widths)
+        self.values = torch.zeros(rows, width, dtype=population.base.dtype, device=population.device)
+
+    def take(self, order: Tensor) -> None:
+        """Copy them from the population at the start of a round."""
+        self.values.copy_(torch.cat([self.buffers[name][order] for name in self.names], dim=1))
+
+    def learn(self, places: slice, seen: Tensor, active: Tensor) -> None:
+        """running <- running + 0.1 (seen - running) for the rows that are `active` [rows, 1]; others stay."""
+        own = self.values[places]
+        own.copy_(torch.where(active, own.lerp(seen, MOMENTUM), own))
+
+    def give(self, order: Tensor, steps: Tensor) -> None:
+        """Copy them back at a round's end, after so many steps of each row."""
+        for name, values in zip(self.names, self.values.split(self.widths, dim=1), strict=True):
+            self.buffers[name][order] = values
+        for name in self.counts:
+            self.buffers[name][order] += steps

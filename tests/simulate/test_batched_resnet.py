@@ -1,0 +1,109 @@
+"""k ResNets at once give what each gives alone: outputs, gradients and running statistics, in float64 on a CPU."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from feda2l.models.resnet import ResNet, resnet18_gn, resnet34
+from feda2l.simulate.batched_forward import covers
+from feda2l.simulate.batched_resnet import resnet_forward
+from feda2l.simulate.population import Population
+from feda2l.simulate.running_statistics import RunningStatistics
+
+NORMS = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 32)}
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def small(norm: str) -> ResNet:
+    """A block that keeps the shape, one that halves it: every kind of convolution that ResNet-18 and -34 have."""
+    return ResNet((1, 1), classes=5, channels=3, norm=NORMS[norm]).double()
+
+
+@pytest.fixture
+def pictures() -> Tensor:
+    """Five steps of three rows; 7 pixels, so that the halving convolutions do not divide them."""
+    return torch.randn(5, 3, 4, 3, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def nodes_of(norm: str) -> list[ResNet]:
+    torch.manual_seed(1)
+    nodes = [small(norm) for _ in range(3)]
+    for node in nodes:
+        for parameter in node.parameters():
+            nn.init.normal_(parameter, std=0.1)  # also what starts at 0 and 1
+    return nodes
+
+
+def stacked(nodes: list[list[Tensor]]) -> list[Tensor]:
+    """[k, *shape]; kernels [k, outputs, row x column x channel]."""
+    rows = [torch.stack(values) for values in zip(*nodes, strict=True)]
+    return [row.permute(0, 1, 3, 4, 2).flatten(2) if row.dim() == 5 else row for row in rows]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_each_node_has_its_own_outputs_and_gradients(norm: str, pictures: Tensor) -> None:
+    nodes, x = nodes_of(norm), pictures[0]
+    assert covers(nodes[0])
+    parameters = [p.detach().requires_grad_() for p in stacked([list(node.parameters()) for node in nodes])]
+    found, _ = resnet_forward(nodes[0])(parameters, x.movedim(2, -1))
+    alone = torch.stack([node(own) for node, own in zip(nodes, x, strict=True)])
+    torch.testing.assert_close(found, alone, **EXACT)
+    weights = torch.randn_like(alone)
+    (alone * weights).sum().backward()
+    (found * weights).sum().backward()
+    expected = stacked([[parameter.grad for parameter in node.parameters()] for node in nodes])
+    for parameter, there in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, there, **EXACT)
+
+
+def test_running_statistics_are_torchs_until_a_row_is_done(pictures: Tensor) -> None:
+    nodes, lengths = nodes_of("batch"), [5, 2, 0]
+    population = Population(nodes[0], 3, 1, "sgd", dtype=torch.float64)
+    for row, node in enumerate(nodes):
+        population.place(row, node)
+    order = torch.tensor([2, 0, 1])  # rows train in another order than they are kept in
+    parameters = [p[order] for p in stacked([list(node.parameters()) for node in nodes])]
+    statistics, forward = RunningStatistics(nodes[0], population), resnet_forward(nodes[0])
+    steps = torch.tensor(lengths)[order]
+    statistics.take(order)
+    with torch.no_grad():
+        for step, x in enumerate(pictures):
+            _, seen = forward(parameters, x[order].movedim(2, -1))
+            assert seen is not None
+            for places in (slice(0, 1), slice(1, 3)):
+                statistics.learn(places, seen[places], (step < steps[places]).unsqueeze(1))
+            for node, own, length in zip(nodes, x, lengths, strict=True):
+                if step < length:
+                    node(own)
+    statistics.give(order, steps)
+    for row, node in enumerate(nodes):
+        for name, buffer in node.named_buffers():
+            torch.testing.assert_close(population.buffers[name][row], buffer, **EXACT)
+
+
+def test_a_row_that_is_done_keeps_its_statistics_whatever_it_sees() -> None:
+    population = Population(nn.BatchNorm2d(2), 1, 1, "sgd")
+    statistics = RunningStatistics(nn.BatchNorm2d(2), population)
+    statistics.learn(slice(0, 1), torch.full((1, 4), torch.nan), torch.tensor([[False]]))
+    assert statistics.values.eq(0).all()
+
+
+def test_the_released_networks_are_covered_and_what_is_not_says_so() -> None:
+    assert covers(resnet34())
+    assert covers(resnet18_gn(classes=200, input=(1, 28, 28)))
+
+    class Other(ResNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1
+
+    frozen, hooked, biased, cumulative = (small("batch") for _ in range(4))
+    frozen.conv1.weight.requires_grad_(False)
+    hooked.layer1.register_forward_hook(lambda *_: None)
+    biased.conv1 = nn.Conv2d(3, 64, 3, padding=1)
+    cumulative.bn1.momentum = None
+    other = Other((1,), classes=5, channels=3, norm=nn.BatchNorm2d)
+    unnormalised = ResNet((1,), classes=5, channels=3, norm=lambda _: nn.Identity())
+    for model in (other, unnormalised, frozen, hooked, biased, cumulative):
+        assert not covers(model)
