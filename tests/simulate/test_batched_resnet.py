@@ -6,6 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from feda2l import data
+from feda2l.experiment.assemble import assemble
+from feda2l.experiment.datasets import Loaded
+from feda2l.experiment.engines import why_not_batched
+from feda2l.experiment.spec import Spec
 from feda2l.models.resnet import ResNet, resnet18_gn, resnet34
 from feda2l.simulate.batched_forward import covers
 from feda2l.simulate.batched_resnet import resnet_forward
@@ -107,3 +112,10 @@ def test_the_released_networks_are_covered_and_what_is_not_says_so() -> None:
     unnormalised = ResNet((1,), classes=5, channels=3, norm=lambda _: nn.Identity())
     for model in (other, unnormalised, frozen, hooked, biased, cumulative):
         assert not covers(model)
+
+
+def test_smaller_last_batches_stay_with_captured_steps() -> None:
+    loaded = Loaded.of(data.load("digits"), torch.device("cpu"))
+    for drop_last, why in ((True, ""), (False, "training.drop_last = false leaves smaller batches")):
+        spec = {"data": {"nodes": 3}, "model": {"name": "resnet18"}, "training": {"drop_last": drop_last}}
+        assert why_not_batched([assemble(Spec.parse(spec), loaded)]) == why

@@ -1,4 +1,4 @@
-"""Node-batched kernels on a GPU: all nodes of a small convolutional network, or of Timer, in one product.
+"""Node-batched kernels on a GPU: all nodes of a convolutional network, a ResNet or Timer in one product.
 
 The forward pass is compiled, the step captured; rows are sorted by the length of their shards and go in groups, so that
 a group waits only for rows as long as itself.
@@ -12,19 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from feda2l.algorithms import Algorithm
+from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
 from feda2l.round.local import Local
 from feda2l.round.train import Training
 from feda2l.simulate.batched_forward import batched_forward
 from feda2l.simulate.batched_loss import batch_losses
+from feda2l.simulate.batched_resnet import resnet_forward
 from feda2l.simulate.batched_timer import draws_of, timer_forward
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
 from feda2l.simulate.engine import Score, ScoreJob, TrainJob
+from feda2l.simulate.running_statistics import RunningStatistics
 from feda2l.simulate.stacked import stacked_loss
 
 WASTE = 1.15  # a group may cost this much more than its rows hold
 SCORED = 10  # models that are scored together; fewer do not pay for compiling
 SCORED_BATCH = 1000
+
+# outputs of k rows and, where there are running statistics, what their normalisations saw; from parameters
+# [k, *shape], inputs [k, batch, ...] and what dropout draws from
+Forward = Callable[[Sequence[Tensor], Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 @dataclass
@@ -79,6 +86,7 @@ class CudaStacked(CudaEngine):
         self.whole = all(member.training.only_whole(len(shard)) for _, shard, member in rows)
         self.sizes = torch.zeros(len(rows), 0, dtype=torch.int32, device=self.device)
         self.draws = torch.zeros(len(rows), dtype=torch.int32, device=self.device)
+        self.statistics = RunningStatistics(self.model, population) if population.buffers else None
 
     def close(self) -> None:
         super().close()
@@ -87,16 +95,19 @@ class CudaStacked(CudaEngine):
     def forget(self) -> None:
         self.groups.clear()
 
-    def _forward(self) -> Callable[[Sequence[Tensor], Tensor, Tensor | None], Tensor]:
-        """Outputs of k rows from parameters [k, *shape], inputs [k, batch, ...] and what dropout draws from."""
+    def _forward(self) -> Forward:
+        if isinstance(self.model, ResNet):
+            residual = resnet_forward(self.model)
+            return lambda parameters, x, draws: residual(parameters, x)
         if isinstance(self.model, Timer):
-            return timer_forward(self.model, self.device, self.dtype)
+            timer = timer_forward(self.model, self.device, self.dtype)
+            return lambda parameters, x, draws: (timer(parameters, x, draws), None)
         assert isinstance(self.model, nn.Sequential)
-        forward = batched_forward(self.model)
-        return lambda parameters, x, draws: forward(parameters, x)
+        plain = batched_forward(self.model)
+        return lambda parameters, x, draws: (plain(parameters, x), None)
 
-    def _compiled(self, training: Training) -> Callable[..., Tensor]:
-        """The objective of k rows, from parameters [k, *shape]."""
+    def _compiled(self, training: Training) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The objective of k rows, from parameters [k, *shape], and what their normalisations saw."""
         forward, loss, algorithm = self._forward(), training.loss, training.algorithm
 
         def losses(
@@ -106,16 +117,17 @@ class CudaStacked(CudaEngine):
             taught: Tensor | None,
             there: Tensor | None,
             draws: Tensor | None,
-        ) -> Tensor:
-            outputs = self.outputs(forward(parameters, x, draws))
-            return algorithm.loss(batch_losses(loss, outputs, targets, there), outputs, targets, taught)
+        ) -> tuple[Tensor, Tensor | None]:
+            answers, seen = forward(parameters, x, draws)
+            outputs = self.outputs(answers)
+            return algorithm.loss(batch_losses(loss, outputs, targets, there), outputs, targets, taught), seen
 
         return torch.compile(losses, dynamic=False)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         """Models that are asked about the whole test set answer together, each batch read once for all of them."""
         together = [job for job in jobs if job == ScoreJob(job.row, job.run, job.node, local=False)]
-        if len(together) < SCORED or self.members[0].classes is None:
+        if len(together) < SCORED or self.members[0].classes is None or isinstance(self.model, ResNet):
             return super().score(jobs)
         with self.numerics(), torch.no_grad():
             chunks = [together[start : start + SCORED] for start in range(0, len(together), SCORED)]
@@ -135,7 +147,7 @@ class CudaStacked(CudaEngine):
         for piece in torch.arange(len(member.test), device=self.device).split(SCORED_BATCH):
             targets = member.test.targets(piece)
             x = self.asked(member.test, piece).movedim(1, -1).unsqueeze(0)  # channels last in memory, so this is a view
-            outputs = self.outputs(self.answers(leaves, x, None))
+            outputs = self.outputs(self.answers(leaves, x, None)[0])
             losses = stacked_loss(member.training.loss)(outputs, targets.expand(len(rows), -1))
             sums[:, 0] += losses.double() * len(piece)
             sums.index_add_(1, 1 + targets, (outputs.argmax(dim=-1) == targets).double())
@@ -164,6 +176,8 @@ class CudaStacked(CudaEngine):
                 own.copy_(matrix[self.sorted])
             if self.half is not None:
                 self.half.copy_(self.parameters)
+            if self.statistics is not None:
+                self.statistics.take(self.sorted)
             for places, algorithm in self.spans if not self.groups else ():
                 self.groups.append(self._capture(places, algorithm, jobs[0]))
             present = torch.cuda.current_stream(self.device)
@@ -182,6 +196,8 @@ class CudaStacked(CudaEngine):
             population.steps[self.sorted] = self.steps
             for matrix, own in pairs:
                 matrix[self.sorted] = own
+            if self.statistics is not None:
+                self.statistics.give(self.sorted, self.lengths)
             totals = self.total.tolist()
         return [totals[self.place[job.row]] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
 
@@ -207,6 +223,7 @@ class CudaStacked(CudaEngine):
             group.local = Local(algorithm, self.parameters[places], self.base[places], remembered, self._leaves)
         state = [self.parameters, self.steps, self.counter, self.total, *self.memory]
         state += [] if self.half is None else [self.half]
+        state += [] if self.statistics is None else [self.statistics.values]
         before = [tensor[places].clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -239,22 +256,35 @@ class CudaStacked(CudaEngine):
         x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
         x, answers = x.unflatten(0, (rows, -1)), targets.unflatten(0, (rows, -1))
 
-        def gradients_at(values: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-            leaves = [leaf.detach().requires_grad_() for leaf in self._leaves(values)]
-            losses = self.losses[group.algorithm.kind](leaves, x, answers, taught, there, draws)
-            return losses.detach(), torch.autograd.grad(losses, leaves, torch.ones_like(losses))
+        def gradients_at(values: Tensor, half: Tensor | None) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
+            leaves = [leaf.detach().requires_grad_() for leaf in self._computed(values, half)]
+            losses, seen = self.losses[group.algorithm.kind](leaves, x, answers, taught, there, draws)
+            return losses.detach(), seen, torch.autograd.grad(losses, leaves, torch.ones_like(losses))
 
-        losses, gradients = gradients_at(self.parameters[places] if self.half is None else self.half[places])
+        half = None if self.half is None else self.half[places]
+        losses, seen, gradients = gradients_at(self.parameters[places], half)
+        if self.statistics is not None:
+            assert seen is not None
+            self.statistics.learn(places, seen, (self.counter[places] < self.lengths[places]).unsqueeze(1))
         if local is not None:
-            gradients = local.direct(gradients, lambda: () if local.climbed is None else gradients_at(local.climbed)[1])
+            # a batch counts once in the statistics: what the climbed point saw is left
+            gradients = local.direct(
+                gradients, lambda: () if local.climbed is None else gradients_at(local.climbed, None)[2]
+            )
         kept = [gradient.contiguous() for gradient in gradients]
         if not torch.cuda.is_current_stream_capturing():
             group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
         memory = [matrix[places] for matrix in self.memory]
-        half = None if self.half is None else self.half[places]
         full = local is not None and local.steers
         self.update(places, job, self.parameters[places], memory, half, group.addresses, losses, full=full)
         return kept
+
+    def _computed(self, values: Tensor, half: Tensor | None) -> list[Tensor]:
+        """What some rows compute with: where there are half-precision copies, those of all but BatchNorm's tensors."""
+        leaves = self._leaves(values)
+        if half is None:
+            return leaves
+        return [h if in_half else v for v, h, in_half in zip(leaves, self._leaves(half), self.in_half, strict=True)]
 
     def _leaves(self, rows: Tensor) -> list[Tensor]:
         """The tensors of some rows; kernels as [rows, channels, inner], which is how they lie in memory."""
