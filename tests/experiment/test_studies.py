@@ -20,8 +20,9 @@ from feda2l.experiment.cells import Cell
 from feda2l.experiment.spec import Spec
 from feda2l.experiment.studies import study
 from feda2l.experiment.study import Study, shipped
-from feda2l.experiment.study_folder import StudyFolder
+from feda2l.experiment.study_folder import Job, StudyFolder
 from feda2l.experiment.study_run import Outcome, StudyRun, choose
+from feda2l.experiment.study_view import StudyView
 from whole_runs import SAME
 
 TINY: dict[str, Any] = {
@@ -392,6 +393,26 @@ def test_a_control_follows_the_run_it_is_paired_with(tmp_path: Path) -> None:
     assert len(outcome.runs) == 4
     own = next(done for done in outcome.runs if done.spec.name == "matched-2")
     assert own.spec.rates.rule.paired == str(tmp_path / "out/feda2l/seed-2")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("fitting", "packs"),  # runs that a pack holds, and the packs of constant (c) and feda2l (f)
+    [(1, ["c1", "f1", "c2", "f2"]), (2, ["c1 f1", "c2 f2"]), (3, ["c1 f1", "c2 f2"]), (4, ["c1 f1 c2 f2"])],
+)
+def test_what_is_compared_shares_a_pack(
+    fitting: int, packs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(StudyRun, "_rows", lambda self, jobs: 4 * fitting)
+    run_pack = StudyRun._pack
+
+    def note(self: StudyRun, pack: list[Job], view: StudyView) -> None:
+        found.append(" ".join(f"{job.cell.name[0]}{job.spec.seed}" for job in pack))
+        run_pack(self, pack, view)
+
+    monkeypatch.setattr(StudyRun, "_pack", note)
+    assert len(run(tmp_path, TINY).runs) == 4
+    assert found == packs
 
 
 def test_a_control_whose_pair_is_finished_is_packed_with_the_others(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Running a study: the first stages, then every run, packed, watched, and going on where it was."""
 
 import fnmatch
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -189,16 +190,28 @@ class StudyRun:
         return any(view.rows[job.spec.name].state == "busy" for job in ready)
 
     def _packs(self, jobs: list[Job]) -> Iterator[list[Job]]:
-        """Jobs of one kind in packs that fill the machine."""
+        """Jobs of one kind in packs that fill the machine, those of a seed in one pack where it holds them.
+
+        On a GPU, runs of a pack that begin alike are equal to the bit until their rates part: what is compared shares
+        the luck of its start. And a study that is cut short has whole seeds.
+        """
+        if self.timing:
+            yield from ([job] for job in jobs)
+            return
         rows, pack, filled = self._rows(jobs), list[Job](), 0
-        for job in jobs:
-            nodes = job.spec.data.nodes
-            if pack and (self.timing or filled + nodes > rows):
+        for seed in dict.fromkeys(job.spec.seed for job in jobs):
+            own = [job for job in jobs if job.spec.seed == seed]
+            nodes = sum(job.spec.data.nodes for job in own)
+            if pack and filled + nodes > rows:
                 yield pack
                 pack, filled = [], 0
-            pack.append(job)
-            filled += nodes
-        yield pack
+            if nodes > rows:  # more than a pack: parts as equal as can be
+                each = math.ceil(len(own) / math.ceil(nodes / rows))
+                yield from (own[start : start + each] for start in range(0, len(own), each))
+            else:
+                pack, filled = pack + own, filled + nodes
+        if pack:
+            yield pack
 
     def _rows(self, jobs: list[Job]) -> int:
         for job in jobs:
