@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import feda2l
 from feda2l.errors import FedA2LError
+from feda2l.experiment import pack
 from feda2l.experiment.cells import Cell
 from feda2l.experiment.spec import Spec
 from feda2l.experiment.studies import study
@@ -419,6 +421,25 @@ def test_a_control_whose_pair_is_finished_is_packed_with_the_others(tmp_path: Pa
     run(tmp_path, PAIRED, only=["feda2l-1"])
     packs = {done.spec.name: done.summary["pack"] for done in run(tmp_path, PAIRED).runs}
     assert packs == {"feda2l-1": 1, "matched-1": 2, "feda2l-2": 2, "matched-2": 1}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_checkpoint_that_nobody_keeps_is_not_written(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    write_checkpoint = pack.write_checkpoint
+
+    def note(state: dict[str, Tensor], path: Path) -> None:
+        written.append(path)
+        write_checkpoint(state, path)
+
+    monkeypatch.setattr(pack, "write_checkpoint", note)
+    base = TINY["base"] | {"runtime": {"workers": 0, "checkpoint_seconds": 1000}}
+    outcome = run(tmp_path, TINY | {"base": base, "keep_checkpoints": kept})
+    there = {done.path for done in outcome.runs if (done.path / "checkpoint.safetensors").exists()}
+    assert there == {path.parent for path in written}
+    assert len(written) == (4 if kept else 0)
 
 
 def test_time_that_is_over_saves_and_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,13 +35,14 @@ OnRound = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Watch:
-    """What the caller of a pack wants to hear of it, and when it wants it to stop."""
+    """What the caller of a pack wants to hear of it, when it wants it to stop, and what it wants to keep."""
 
     on_round: OnRound | None = None
     progress: bool = True  # a bar of its own?
     say: Callable[[str], None] | None = None  # where notes go; None: above the bar
     over: Callable[[], bool] = lambda: False  # asked after every round: is the time over?
     observers: Observers = field(default_factory=Observers)
+    last_checkpoint: bool = True  # of a run that is finished: to make it longer, or to ask its models
 
     def tell(self, text: str) -> None:
         if self.say:
@@ -219,7 +220,8 @@ class Pack:
                     write_checkpoint(state, folder.checkpoint)
 
     def _end(self, simulator: Simulator) -> list[RunFailed]:
-        self._save()
+        if self.crew.decide(Decision(stop=False, over=False, save=self.watch.last_checkpoint)).save:
+            self._save()
         failures = []
         for assembled, folder in self.members:
             simulation, whole = assembled.simulation, self.crew.whole(assembled)
@@ -231,6 +233,7 @@ class Pack:
                 continue
             if simulation.diverged:
                 failures.append(RunFailed(why_diverged(whole), see="diverged"))
+            folder.sync()
             summary = write_summary(whole, folder, by_class, pack=len(self.members))
             self.watch.observers.end(folder, summary)
         return failures

@@ -226,7 +226,14 @@ class StudyRun:
             job.error_file.unlink(missing_ok=True)
         view.begin(pack)
         members = [(job.spec, job.folder) for job in pack]
-        watch = Watch(view.round, False, lambda text: self._note(text, view), self._over, self.observers)
+        watch = Watch(
+            view.round,
+            progress=False,
+            say=lambda text: self._note(text, view),
+            over=self._over,
+            observers=self.observers,
+            last_checkpoint=self.study.keep_checkpoints,
+        )
         busy: State | None = None
         try:
             run_packed(members, self._load(pack[0].spec), resume=True, watch=watch, crew=crew_here())
