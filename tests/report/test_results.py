@@ -13,8 +13,9 @@ from feda2l.report.find_runs import Notes
 from feda2l.report.report import read
 from feda2l.report.results import NEVER, Cell, Contest, ResultTable
 from feda2l.report.run_figures import first_rounds, smooth
-from feda2l.report.sheets import rounds_words, sheets_of, significance_lines
+from feda2l.report.sheets import sheets_of
 from feda2l.report.significance import paired_test, seeds_needed
+from feda2l.report.words import rounds_words, significance_lines
 from feda2l.report.write_tables import comma_separated
 
 

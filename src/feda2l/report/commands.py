@@ -7,7 +7,8 @@ from rich.table import Table
 
 from feda2l.report.compare import compare
 from feda2l.report.report import report
-from feda2l.report.sheets import scores_sheet, setting_of, sheets_of
+from feda2l.report.sheets import scores_sheet, sheets_of
+from feda2l.report.words import setting_of
 
 
 def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bool) -> None:

@@ -10,8 +10,8 @@ from feda2l.report.find_runs import FoundRun, Notes, find_runs
 from feda2l.report.layout import label, varying_keys
 from feda2l.report.metrics import mean_and_std, rounds_over_seeds
 from feda2l.report.run_figures import Figures, figures_of
-from feda2l.report.sheets import rounds_words, score_words, target_words
 from feda2l.report.significance import LEVEL, PairedTest, paired_test, seeds_needed
+from feda2l.report.words import rounds_words, score_words, target_words
 
 SAME = ("data.name", "evaluation.target", "evaluation.on")  # what makes two scores one thing
 

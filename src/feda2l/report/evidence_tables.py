@@ -10,7 +10,7 @@ from feda2l.report.evidence import MEASURES, difference, layer_means, multiplier
 from feda2l.report.paper_numbers import PaperNumber
 from feda2l.report.results import NEVER, Cell
 from feda2l.report.run_figures import Figures
-from feda2l.report.sheets import rounds_words, score_words
+from feda2l.report.words import rounds_words, score_words
 
 AGREES = 3  # rounds: so far apart are the paper's own numbers for one and the same setting (spec G.6, G.7)
 RULES = ("constant", "step", "cawr", "one_cycle", "hyperbolic", "feda2l")

@@ -15,7 +15,8 @@ from feda2l.report.curves import Floats, mean_of, read_layers
 from feda2l.report.figures import seeds_band, seeds_seconds
 from feda2l.report.find_runs import FoundRun
 from feda2l.report.results import Cell, Contest, ResultTable
-from feda2l.report.sheets import Sheet, setting_of, sheets_of
+from feda2l.report.sheets import Sheet, sheets_of
+from feda2l.report.words import setting_of
 
 POINTS = 240  # of a curve
 BINS = 100  # rounds of a heat map; more are averaged in bins

@@ -6,7 +6,7 @@ from feda2l.report.evidence import Evidence, read_evidence
 from feda2l.report.evidence_tables import by_seed, table
 from feda2l.report.paper_numbers import paper_series
 from feda2l.report.results import Cell
-from feda2l.report.sheets import score_words
+from feda2l.report.words import score_words
 
 NAIVE = {"last_value": "last value", "window_mean": "mean of what is seen"}
 

@@ -1,13 +1,14 @@
 """A result table in words: what stands in which cell and which cell stands out, whatever it is printed as."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from feda2l.report.metrics import RoundsToTarget, mean_and_std
+from feda2l.report.metrics import RoundsToTarget
 from feda2l.report.paper_numbers import flag_texts
 from feda2l.report.results import NEVER, Cell, Contest, ResultTable
 from feda2l.report.run_figures import Figures
+from feda2l.report.words import rounds_words, score_words, seconds_words, significance_lines, speed_words, target_words
 
 GRID_SHOWN = 7
 TESTS_SHOWN = 8
@@ -35,52 +36,6 @@ def sheets_of(table: ResultTable) -> list[Sheet]:
     sheets = [rounds_sheet(table)] if _has_target(table) else []
     times = [*simulated_sheets(table), *time_sheets(table)]
     return [*sheets, scores_sheet(table), *times, details_sheet(table), *grid_sheets(table)]
-
-
-def setting_of(table: ResultTable) -> str:
-    """What all runs of the table have in common, in one line."""
-    runs = [figures.run for contest in table.contests for cell in contest.cells for figures in cell.seeds]
-    parts = []
-    for key, words in (
-        ("data.name", "{}"),
-        ("model.name", "{}"),
-        ("algorithm.name", "{}"),
-        ("rates.name", "rate rule {}"),
-        ("topology.name", "graph {}"),
-        ("data.nodes", "{} nodes"),
-        ("rounds", "{} rounds"),
-    ):
-        values = {run.keys.get(key) for run in runs}
-        if len(values) == 1 and (value := values.pop()) is not None:
-            parts.append(words.format(value))
-    skew = {(run.keys.get("data.partition"), run.keys.get("data.alpha")) for run in runs}
-    if len(skew) == 1:
-        partition, alpha = skew.pop()
-        parts.append(f"Dirichlet {alpha:g}" if partition == "dirichlet" else str(partition))
-    targets = {run.target for run in runs}
-    if len(targets) == 1 and (target := targets.pop()) is not None:
-        parts.append(target_words(target, falls=runs[0].falls))
-    seeds = sorted({run.seed for run in runs})
-    return ", ".join(parts) + f"; {len(runs)} runs, seeds {', '.join(map(str, seeds[:10]))}{' ...' * (len(seeds) > 10)}"
-
-
-def target_words(target: float, *, falls: bool) -> str:
-    return f"target MSE {target:g}" if falls else f"target {100 * target:g} %"
-
-
-def rounds_words(reach: RoundsToTarget, rounds: int | str, digits: int = 1) -> str:
-    """Mean and spread where every seed came; else the median, or that it is beyond the last round.
-
-    >>> rounds_words(RoundsToTarget(reached=2, runs=3, median=14, mean=None, std=None), 100)
-    'median 14 (2/3)'
-    """
-    share = f"({reach.reached}/{reach.runs})"
-    if reach.reached == 0:
-        return f"not reached {share}"
-    if reach.mean is not None:
-        spread = "" if reach.std is None else f" ± {reach.std:.{digits}f}"
-        return f"{reach.mean:.{digits}f}{spread} {share}"
-    return f"median > {rounds} {share}" if reach.median is None else f"median {reach.median:g} {share}"
 
 
 def rounds_sheet(table: ResultTable) -> Sheet:
@@ -146,7 +101,7 @@ def simulated_sheets(table: ResultTable) -> list[Sheet]:
         elif cell.simulated:
             in_all = max(figures.simulated_in_all or 0.0 for figures in cell.seeds)
             first = Entry(rounds_words(cell.simulated, f"{in_all:.2f}", digits=2), contest.simulated_place(cell))
-        rest = [_seconds_words(cell.over_seeds(name), 2) for name in ("simulated_a_round", "simulated_in_all")]
+        rest = [seconds_words(cell.over_seeds(name), 2) for name in ("simulated_a_round", "simulated_in_all")]
         rows.append([Entry(where), Entry(cell.row), first, *map(Entry, rest)])
     notes = [
         "Simulated: what the rounds would have taken on the network of the spec ([network]); a round counts when its "
@@ -166,7 +121,7 @@ def time_sheets(table: ResultTable) -> list[Sheet]:
         where = " / ".join(word for word in (contest.block, contest.column) if word != "all")
         minutes = [[value / 60 for value in cell.over_seeds(name)] for name in ("seconds", "seconds_with_evaluation")]
         theirs = "" if cell.paper is None or cell.paper.minutes is None else f"{cell.paper.minutes:.1f}"
-        rows.append([Entry(text) for text in (where, cell.row, *map(_seconds_words, minutes), theirs)])
+        rows.append([Entry(text) for text in (where, cell.row, *map(seconds_words, minutes), theirs)])
     notes = ["Of the seeds that reached the target. The paper counts evaluation in, on an RTX 4090."]
     return [Sheet("Time to target", header, rows, notes)]
 
@@ -242,45 +197,6 @@ def shown_targets(contest: Contest) -> list[float]:
     return sorted(sorted(reached, reverse=not falls)[:GRID_SHOWN], reverse=falls)
 
 
-def score_words(values: Sequence[float], metric: str) -> str:
-    """Mean ± sample standard deviation; accuracies in percent."""
-    if not values:
-        return ""
-    mean, std = mean_and_std(values)
-    spread = len(values) > 1
-    if metric == "accuracy":
-        return f"{100 * mean:.2f}" + (f" ± {100 * std:.2f}" if spread else "")
-    return f"{mean:.5g}" + (f" ± {std:.2g}" if spread else "")
-
-
-def speed_words(contest: Contest, cell: Cell) -> str:
-    found = contest.speed_up(cell)
-    return "" if found is None else f"{'> ' if found[1] else ''}{found[0]:.2f}x"
-
-
-def significance_lines(contest: Contest) -> list[str]:
-    """Whether FedA2L's difference to the fastest other rule, and to the fastest control, is more than chance."""
-    lines = []
-    where = " / ".join(word for word in (contest.block, contest.column) if word != "all")
-    for cell in contest.cells:
-        for what, rival in (
-            ("the fastest other rule", contest.fastest(["constant", "baseline"])),
-            ("the fastest control", contest.fastest(["control"])),
-        ):
-            if cell.role != "ours" or rival is None or contest.rounds(cell) == contest.rounds(rival) == NEVER:
-                continue
-            test = contest.test(cell, rival)
-            if test is None:
-                lines.append(f"{where + ': ' if where else ''}{cell.row} and {rival.row} have no seed in common")
-                continue
-            more = "fewer" if test.difference < 0 else "more"
-            change = "as many rounds as" if test.difference == 0 else f"{abs(test.difference):.1f} rounds {more} than"
-            lines.append(
-                f"{where + ': ' if where else ''}{cell.row} needs {change} {rival.row}, {what}: {test.verdict}"
-            )
-    return lines
-
-
 def _details(contest: Contest, cell: Cell, metric: str) -> list[str]:
     reach = cell.reach
     none = contest.target is None
@@ -299,17 +215,10 @@ def _details(contest: Contest, cell: Cell, metric: str) -> list[str]:
         score_words(cell.over_seeds("best"), metric),
         score_words(cell.over_seeds("best_smoothed"), metric),
         score_words(cell.over_seeds("last_10"), metric),
-        _seconds_words(cell.over_seeds("seconds")),
-        _seconds_words(cell.over_seeds("seconds_with_evaluation")),
+        seconds_words(cell.over_seeds("seconds")),
+        seconds_words(cell.over_seeds("seconds_with_evaluation")),
         f"{sum(sent) / len(sent) / 1e6:,.1f}" if sent else "",
     ]
-
-
-def _seconds_words(values: list[float], digits: int = 1) -> str:
-    if not values:
-        return ""
-    mean, std = mean_and_std(values)
-    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if len(values) > 1 else "")
 
 
 def _rounds_entry(contest: Contest | None, cell: Cell | None) -> Entry:

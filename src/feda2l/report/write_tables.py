@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from feda2l.report.results import NEVER, Cell, Contest, ResultTable
-from feda2l.report.sheets import Entry, Sheet, setting_of, sheets_of
+from feda2l.report.sheets import Entry, Sheet, sheets_of
+from feda2l.report.words import setting_of
 
 ESCAPES = {
     "\\": r"\textbackslash{}",
