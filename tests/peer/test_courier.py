@@ -366,9 +366,10 @@ def test_a_bad_head_is_refused_once_a_round_and_quarantined_in_the_end(hub, answ
 
 def test_a_leap_is_believed_when_there_was_time_for_it_and_is_no_offence(hub):
     told = Told()
-    one = courier(hub, "n0", "n1", told=told)
+    one = courier(hub, "n0", "n1", "n2", told=told)
     neighbour = one.neighbours[0]
     impostor(hub, "n1", lambda key: head("n1", claimed, LOAD))
+    impostor(hub, "n2", lambda key: head("n2", one.round, LOAD))  # keeps our pace
 
     def heard_in(round: int) -> list[int]:
         one.publish(round, 0, ROW, TEMPLATE)
@@ -377,15 +378,51 @@ def test_a_leap_is_believed_when_there_was_time_for_it_and_is_no_offence(hub):
         return [said.round for said in one.heads(round, 0).values()]
 
     claimed = 5
-    assert heard_in(5) == [5]
+    assert heard_in(5) == [5, 5]
     neighbour.came(5, 0.1)
     claimed = 8  # the one after its next: 0.1 s later
-    assert heard_in(6) == [8]
+    assert heard_in(6) == [8, 6]
     neighbour.came(8, 0.1)
     claimed = 1000
-    assert heard_in(7) == []
+    assert heard_in(7) == [7]
     assert not neighbour.present
     assert told == []
+
+
+@pytest.mark.parametrize(
+    ("claims", "believed"),
+    [
+        ([1000, 1001, 998], [1000, 1001, 998]),  # we are slow
+        ([1000, 1001, 7], [1000, 1001, 7]),  # two of three
+        ([1000, 7, 7], [7, 7]),  # it lies
+        ([1000, 2000, 3000], [1000, 2000]),  # each says another: no further than most are
+        ([1000, 7], [7]),
+        ([1000], [1000]),  # nobody else to ask
+    ],
+)
+@pytest.mark.parametrize("away", [False, True])
+def test_a_slow_node_believes_what_most_say(hub, claims, believed, away):
+    told, names = Told(), [f"n{number}" for number in range(1, len(claims) + 1)]
+    one = courier(hub, "n0", *names, told=told)
+    for name, neighbour, round in zip(names, one.neighbours, claims, strict=True):
+        impostor(hub, name, lambda key, name=name, round=round: head(name, round, LOAD))
+        neighbour.came(6, 0.1)
+        neighbour.present = not away
+    one.publish(7, 0, ROW, TEMPLATE)
+    one.begin()
+    one._lasted = deque([100.0])  # a round of ours: far too long for theirs to be believed by the clock
+    assert [said.round for said in one.heads(7, 0).values()] == believed
+    assert told == []
+
+
+def test_a_slow_node_believes_the_one_that_is_left(hub):
+    one = courier(hub, "n0", "n1", "n2", "n3")
+    impostor(hub, "n1", lambda key: head("n1", 1000, LOAD))  # the others have gone
+    one.neighbours[0].came(6, 0.1)
+    one.publish(7, 0, ROW, TEMPLATE)
+    one.begin()
+    one._lasted = deque([100.0])
+    assert [said.round for said in one.heads(7, 0).values()] == [1000]
 
 
 @pytest.mark.parametrize("away", [False, True])

@@ -13,7 +13,7 @@ from torch import Tensor
 from feda2l.peer.certificates import Authority, Identity
 from feda2l.peer.mailbox import NEWEST, Mailbox, Message
 from feda2l.peer.message import HEAD_LIMIT, MOST, PROTOCOL, Head, seal, unseal
-from feda2l.peer.neighbours import KEPT, Neighbour
+from feda2l.peer.neighbours import AHEAD, KEPT, Neighbour
 from feda2l.peer.payload import Template, digest, pack, unpack
 from feda2l.peer.refused import Refused
 from feda2l.peer.transport import Transport
@@ -81,6 +81,7 @@ class Courier:
         self.received = 0  # bytes
         self._lasted: deque[float] = deque(maxlen=KEPT)  # seconds of the last rounds
         self._spare: bytearray | None = None  # memory of a message that was used
+        self._leaps: dict[Neighbour, Head] = {}  # of an exchange: heads of rounds for which there was no time
         self.round = 0  # of the last message: a quarantine counts from here, whatever round the sender claims
         self.began = time.monotonic()  # of the round
         self._pool = _threads(len(self.neighbours))
@@ -139,6 +140,7 @@ class Courier:
 
         Whoever came to the last round is waited for; who is away is asked, and waited for again when it keeps the pace.
         """
+        self._leaps.clear()
         found: dict[int, Head] = {}
         done = threading.Condition()
         open_: set[int] = set()
@@ -161,6 +163,9 @@ class Courier:
             self._pool.submit(collect, number, self.neighbours[number])
         with done:
             done.wait_for(lambda: not open_)
+        there = sum(self.transport.alive(self.neighbours[number].name) for number in asked)
+        for neighbour, head in self._confirmed(list(found.values()), there).items():
+            found[self.neighbours.index(neighbour)] = self._last(neighbour, head)
         if alone and not found and self._lasted:
             # with nobody to wait for it would run ahead, and whoever comes back would have to jump to it
             time.sleep(max(0.0, self.began + statistics.median(self._lasted) - time.monotonic()))
@@ -292,7 +297,7 @@ class Courier:
         """The head of what a neighbour that leaves said last, as long as it has it: else whoever lags ends alone."""
         if head.size or head.round < 2:
             return head
-        last = self._ask_head(neighbour, f"head/{head.round - 1}/{self.exchanges - 1}", GLANCE)
+        last = self._ask(neighbour, f"head/{head.round - 1}/{self.exchanges - 1}", GLANCE)
         return last if last is not None and last.size else head
 
     def _next(self, neighbour: Neighbour, head: Head, after: int) -> Head | None:
@@ -308,7 +313,31 @@ class Courier:
         following = self._ask_head(neighbour, f"head/{after + 1}/0", GLANCE, (after + 1, 0))
         return head if following is not None and following.round > after + 1 else following
 
+    def _confirmed(self, found: Sequence[Head], there: int) -> dict[Neighbour, Head]:
+        """The leaps that most of those who are `there` have made: then it is we who are slow, and nobody lies.
+
+        Whoever hears only one has nobody else to ask, and believes it.
+        """
+        said = [head.round for head in (*found, *self._leaps.values())]
+        return {
+            neighbour: head
+            for neighbour, head in self._leaps.items()
+            if 2 * sum(round >= head.round - AHEAD for round in said) > there
+        }
+
     def _ask_head(self, neighbour: Neighbour, key: str, timeout: float, when: tuple[int, int] = (0, 0)) -> Head | None:
+        """The head that a neighbour answers with, of a round that it can have come to."""
+        head = self._ask(neighbour, key, timeout, when)
+        self._leaps.pop(neighbour, None)
+        # Too many rounds at once is no offence: whoever took over the round of others jumps, and we may be slow. It is
+        # believed when it can have come there by itself, a moment later, or when most say the same; who claims rounds
+        # that never were is left out as if it were silent.
+        if head is None or neighbour.can_be_at(head.round, min(self._lasted, default=0.0) / FASTER or 1e-3):
+            return head
+        self._leaps[neighbour] = head
+        return None
+
+    def _ask(self, neighbour: Neighbour, key: str, timeout: float, when: tuple[int, int] = (0, 0)) -> Head | None:
         """The head that a neighbour answers with, if it is its own, of our run and model, and of `when` or later."""
         facts = self.facts
         try:
@@ -325,9 +354,7 @@ class Courier:
         except Refused as refused:
             self._refuse(neighbour, refused)
             return None
-        # Too many rounds at once is no offence: whoever took over the round of others jumps. It is believed when it can
-        # have come there by itself, a moment later; who claims rounds that never were is left out as if it were silent.
-        return head if neighbour.can_be_at(head.round, min(self._lasted, default=0.0) / FASTER or 1e-3) else None
+        return head
 
     def _refuse(self, neighbour: Neighbour, refused: Refused) -> None:
         quarantined = neighbour.misbehaved(refused.reason, self.round)
