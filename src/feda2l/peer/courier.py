@@ -163,9 +163,10 @@ class Courier:
             self._pool.submit(collect, number, self.neighbours[number])
         with done:
             done.wait_for(lambda: not open_)
-        there = sum(self.transport.alive(self.neighbours[number].name) for number in asked)
-        for neighbour, head in self._confirmed(list(found.values()), there).items():
-            found[self.neighbours.index(neighbour)] = self._last(neighbour, head)
+        if self._leaps:
+            there = sum(self.transport.alive(self.neighbours[number].name) for number in asked)
+            for neighbour, head in self._confirmed(list(found.values()), there).items():
+                found[self.neighbours.index(neighbour)] = self._last(neighbour, head)
         if alone and not found and self._lasted:
             # with nobody to wait for it would run ahead, and whoever comes back would have to jump to it
             time.sleep(max(0.0, self.began + statistics.median(self._lasted) - time.monotonic()))
