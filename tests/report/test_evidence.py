@@ -17,7 +17,7 @@ from feda2l.experiment.study import Study
 from feda2l.experiment.study_folder import StudyFolder
 from feda2l.rates.decay_only_matched import mean_multipliers
 from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import algorithms_table, decay_table, gains, repeats_table
+from feda2l.report.evidence_tables import algorithms_table, decay_table, gains, parts_table, repeats_table
 from feda2l.report.fill_page import fill, fill_pages
 from feda2l.report.find_runs import NO_MATTER, flatten
 from feda2l.report.keep import keep
@@ -138,6 +138,13 @@ def test_a_target_that_nobody_reached_in_the_paper_is_later_than_its_runs() -> N
     constant, _, schedule, _ = gains(rules, lambda cell: papers[cell.row.split("-")[-1]])
     assert constant == "100 against > 500"
     assert schedule == "100 against 200 (`cawr`): +50 %"
+
+
+def test_seeds_that_were_run_together_are_compared_by_themselves() -> None:
+    text = parts_table(RESULTS, "evidence-cnn-cifar10", "4-8")
+    # 165 - 186, 150 - 166, 123 - 162, 184 - 205 twice: -118 / 5, and t(4 degrees) = 2.776 times 8.877 / sqrt 5
+    assert row_of(text, "`decay_only`")[2] == "-23.6 ± 11.0 (p = 0.062)"
+    assert "`model_level`" not in text  # which has seeds 1 to 3 alone
 
 
 def test_a_search_is_counted_and_not() -> None:

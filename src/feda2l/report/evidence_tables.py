@@ -4,6 +4,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from feda2l.report.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
@@ -127,13 +128,17 @@ def decay_table(results: Path, *studies: str) -> str:
     return table([*header, "`feda2l` minus `decay_only`: rounds", "best smoothed, points", "last 10, points"], rows)
 
 
-def parts_table(results: Path, study: str) -> str:
-    """FedA2L minus each control, seed by seed."""
-    own = read_evidence(results / study)
-    there = [name for name in PARTS if name in own.cells]
-    rows = [[f"`{name}`", PARTS[name], *differences(own.cells["feda2l"], own.cells[name])] for name in there]
+def parts_table(results: Path, study: str, seeds: str = "") -> str:
+    """FedA2L minus each control, seed by seed; of `seeds` "4-8" alone, if told: those that were run together, say."""
+    cells = read_evidence(results / study).cells
+    if seeds:
+        first, last = map(int, seeds.split("-"))
+        kept = {name: [own for own in cell.seeds if first <= own.run.seed <= last] for name, cell in cells.items()}
+        cells = {name: replace(cells[name], seeds=own) for name, own in kept.items() if own}
+    there = [name for name in PARTS if name in cells]
+    rows = [[f"`{name}`", PARTS[name], *differences(cells["feda2l"], cells[name])] for name in there]
     header = ["FedA2L minus", "what it tells", "rounds", "best smoothed, points", "last 10, points"]
-    return f"{table(header, rows)}\n\n{_about_tests(own.cells['feda2l'])}"
+    return f"{table(header, rows)}\n\n{_about_tests(cells['feda2l'])}"
 
 
 def steps_table(results: Path, study: str) -> str:
