@@ -12,10 +12,11 @@ from made_up import write_run
 from feda2l.errors import FedA2LError
 from feda2l.experiment.study import Study
 from feda2l.report.causes import CAUSES, causes_table
+from feda2l.report.evidence import read_evidence
 from feda2l.report.fill_page import fill, fill_pages
 from feda2l.report.find_runs import flatten
 from feda2l.report.keep import keep
-from feda2l.report.own_time import times_table
+from feda2l.report.own_time import paced_clock, times_table
 from feda2l.report.series_tables import series_table
 
 # what a step may change, and nothing beside it; a rule comes with its own parameters
@@ -158,6 +159,12 @@ def test_times_are_of_runs_that_were_alone_and_are_kept(tmp_path: Path) -> None:
     page.write_text("<!-- results: minutes made minutes.png cawr -->\n<!-- end -->\n")
     with pytest.raises(FedA2LError, match="cawr: shared the machine"):
         fill_pages([page], tmp_path / "results")
+    # what it took where it was timed alone: two seconds a round
+    write_run(tmp_path / "results/made-time/cawr/seed-1", flat(0.5)[:3], rates="cawr", pack=1, **options)
+    (tmp_path / "results/made-time/study.toml").write_text((tmp_path / "results/made/study.toml").read_text())
+    fill_pages([page], tmp_path / "results")
+    paces = [read_evidence(tmp_path / "results" / study).cells["cawr"].example for study in ("made", "made-time")]
+    assert paced_clock(*paces) == pytest.approx([2.0 * done for done in range(1, ROUNDS + 1)])
 
 
 def test_a_run_that_was_shorter_than_the_papers_number_does_not_disagree(tmp_path: Path) -> None:

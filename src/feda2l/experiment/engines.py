@@ -42,7 +42,7 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
     if asked == "batched" and why:
         raise FedA2LError(f'runtime.engine = "batched" is not possible on a GPU here: {why}')
     samples = sum(run.spec.rounds * sum(map(len, run.simulation.member.shards)) for run in runs)
-    # ResNets' kernels equal the per-node path on a CPU; on a GPU nobody has seen them yet
+    # ResNets' kernels are the faster ones on an H200, but what compiling them takes has not been weighed against it
     worth = not why and samples >= WORTH_COMPILING and not isinstance(first.model, ResNet)
     if asked == "batched" or (asked == "auto" and worth):
         return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)

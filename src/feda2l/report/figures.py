@@ -1,7 +1,7 @@
 """Figures for a paper: PNG, SVG and PDF of each; matplotlib is loaded on use."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from feda2l.errors import FedA2LError
 from feda2l.report.curves import Floats, mean_of, read_layers
 from feda2l.report.layout import label
 from feda2l.report.metrics import mean_and_std
-from feda2l.report.own_time import own_clock
+from feda2l.report.own_time import own_clock, paced_clock
 from feda2l.report.plots import new_figure, save_figure
 from feda2l.report.results import Cell, Contest, ResultTable
 
@@ -161,9 +161,14 @@ def _minutes(table: ResultTable, path: Path) -> list[str]:
     return []
 
 
-def draw_minutes(cells: Sequence[Cell], path: Path) -> None:
-    """The first seed of some cells against its own minutes, in one figure; who shared the machine is left out."""
-    lines = [(cell, clock) for cell in cells if (clock := own_clock(cell.example)) is not None]
+def draw_minutes(cells: Sequence[Cell], path: Path, alone: Mapping[str, Cell]) -> None:
+    """The first seed of some cells against its minutes, in one figure.
+
+    Who shared the machine goes by the pace of its namesake in `alone`, and is left out where there is none.
+    """
+    paces = {name: cell.example for name, cell in alone.items()}
+    clocks = [(cell, paced_clock(cell.example, paces.get(cell.row))) for cell in cells]
+    lines = [(cell, clock) for cell, clock in clocks if clock is not None]
     if not lines:
         names = ", ".join(cell.row for cell in cells) or "no cell"
         raise FedA2LError(f"{path.name}: no minutes to draw: {names}: shared the machine, or without timings.jsonl")

@@ -5,7 +5,7 @@ whose arguments are the study, the file and the cells.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from feda2l.errors import FedA2LError
@@ -15,6 +15,7 @@ from feda2l.report.evidence import read_evidence
 from feda2l.report.evidence_tables import TABLES
 from feda2l.report.figures import draw_bands, draw_minutes
 from feda2l.report.own_time import times_table
+from feda2l.report.results import Cell
 from feda2l.report.robustness_tables import robustness_gains_table, robustness_table
 from feda2l.report.series_tables import series_table
 
@@ -26,7 +27,7 @@ MADE = TABLES | {
     "series": series_table,
     "times": times_table,
 }
-FIGURES = {"curves": ("rounds", draw_bands), "minutes": ("minutes", draw_minutes)}
+FIGURES = {"curves": "rounds", "minutes": "minutes"}
 
 
 def fill(text: str, results: Path) -> str:
@@ -47,8 +48,12 @@ def fill_pages(pages: Sequence[Path], results: Path) -> None:
             name, *arguments = found[2].split()
             if name in FIGURES:
                 study, file, *cells = arguments
-                own = read_evidence(results / study)
-                FIGURES[name][1]([own.cells[cell] for cell in cells if cell in own.cells], page.parent / file)
+                own, path = read_evidence(results / study), page.parent / file
+                there = [own.cells[cell] for cell in cells if cell in own.cells]
+                if name == "minutes":
+                    draw_minutes(there, path, _alone(results / f"{study}-time"))
+                else:
+                    draw_bands(there, path)
 
 
 def _block(words: list[str], results: Path) -> str:
@@ -57,6 +62,11 @@ def _block(words: list[str], results: Path) -> str:
         study, file, *cells = arguments
         falls = read_evidence(results / study).study.cells[0].spec(1).data.forecasts
         score = "MSE" if falls else "accuracy"
-        return f"![{score} over {FIGURES[name][0]}, {study}: {', '.join(cells)}]({file})"
+        return f"![{score} over {FIGURES[name]}, {study}: {', '.join(cells)}]({file})"
     make = look_up(name, MADE, "results")
     return make(results, *arguments)
+
+
+def _alone(folder: Path) -> Mapping[str, Cell]:
+    """The cells of the study that timed some of another's by themselves, if there is one."""
+    return read_evidence(folder).cells if (folder / "study.toml").exists() else {}

@@ -1,4 +1,4 @@
-"""How long a run took, where it had the machine to itself; of a run in a pack nothing can be said."""
+"""How long a run took, where it had the machine to itself; of a run in a pack only what another took alone."""
 
 from pathlib import Path
 
@@ -32,6 +32,14 @@ def own_clock(figures: Figures) -> Floats | None:
     if seconds is None:
         return None
     clock: Floats = np.cumsum(np.sum([seconds[part] for part in PARTS if part in seconds], axis=0))
+    return clock
+
+
+def paced_clock(figures: Figures, alone: Figures | None) -> Floats | None:
+    """A run's own clock; of one in a pack the rounds times the median of what the same work took `alone`."""
+    clock = own_clock(figures)
+    if clock is None and alone is not None and (paced := own_clock(alone)) is not None:
+        return np.median(np.diff(paced, prepend=0.0)) * np.arange(1, figures.run.rounds + 1)
     return clock
 
 
