@@ -94,7 +94,7 @@ class Net(nn.Sequential):
 
 
 def test_what_a_run_exports_is_a_start_for_the_next(start, tmp_path):
-    from feda2l.cli import export
+    from feda2l.report.commands import export
 
     run = feda2l.run(spec(), out=tmp_path / "first", progress=False)
     export(run.path, out=tmp_path / "model.safetensors")
