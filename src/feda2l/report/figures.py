@@ -15,6 +15,7 @@ from feda2l.report.metrics import mean_and_std
 from feda2l.report.own_time import own_clock, paced_clock
 from feda2l.report.plots import new_figure, save_figure
 from feda2l.report.results import Cell, Contest, ResultTable
+from feda2l.report.run_figures import Figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,13 +162,12 @@ def _minutes(table: ResultTable, path: Path) -> list[str]:
     return []
 
 
-def draw_minutes(cells: Sequence[Cell], path: Path, alone: Mapping[str, Cell]) -> None:
+def draw_minutes(cells: Sequence[Cell], path: Path, alone: Mapping[str, Figures]) -> None:
     """The first seed of some cells against its minutes, in one figure.
 
     Who shared the machine goes by the pace of its namesake in `alone`, and is left out where there is none.
     """
-    paces = {name: cell.example for name, cell in alone.items()}
-    clocks = [(cell, paced_clock(cell.example, paces.get(cell.row))) for cell in cells]
+    clocks = [(cell, paced_clock(cell.example, alone.get(cell.row))) for cell in cells]
     lines = [(cell, clock) for cell, clock in clocks if clock is not None]
     if not lines:
         names = ", ".join(cell.row for cell in cells) or "no cell"

@@ -15,8 +15,8 @@ from feda2l.report.evidence import read_evidence
 from feda2l.report.evidence_tables import TABLES
 from feda2l.report.figures import draw_bands, draw_minutes
 from feda2l.report.own_time import times_table
-from feda2l.report.results import Cell
 from feda2l.report.robustness_tables import robustness_gains_table, robustness_table
+from feda2l.report.run_figures import Figures
 from feda2l.report.series_tables import series_table
 
 BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -67,6 +67,7 @@ def _block(words: list[str], results: Path) -> str:
     return make(results, *arguments)
 
 
-def _alone(folder: Path) -> Mapping[str, Cell]:
-    """The cells of the study that timed some of another's by themselves, if there is one."""
-    return read_evidence(folder).cells if (folder / "study.toml").exists() else {}
+def _alone(folder: Path) -> Mapping[str, Figures]:
+    """A run of each cell of the study that timed some of another's by themselves, if there is one."""
+    cells = read_evidence(folder).cells if (folder / "study.toml").exists() else {}
+    return {name: cell.example for name, cell in cells.items()}

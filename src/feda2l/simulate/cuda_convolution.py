@@ -211,7 +211,7 @@ def weight_gradient(x: Tensor, gradient: Tensor, side: int, stride: int, tile: T
     """
     shape = Shape.of(x.shape, gradient.shape[-1], side, stride)
     own = tile or weight_tile(shape, x.dtype)
-    tiles = side * side * (shape.outputs // own.places) * (shape.channels // own.outer)
+    tiles = _weight_tiles(shape, own)
     parts = parts_of_sum(tiles * shape.rows, -(-shape.places // own.inner))
     inner = side * side * shape.channels
     out = x.new_empty(
@@ -231,13 +231,12 @@ def product_tile(shape: Shape, places: int, outer: int, inner: int, dtype: torch
     """
     if dtype == torch.float32:
         return Tile(64, gcd(outer, 64), gcd(inner, 16), 4, 2)
-    sizes = [(128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 3)]
-    fitting = [size for size in sizes if outer % size[1] == 0] or [(128, gcd(outer, 64), 4, 3)]
-    wasteless = [size for size in fitting if -(-places // size[0]) * size[0] <= 1.25 * places] or fitting[-1:]
-    programs = [-(-places // m) * (outer // n) * shape.rows for m, n, *_ in wasteless]
-    chosen = next((i for i, count in enumerate(programs) if count >= ENOUGH), -1)
-    m, n, warps, stages = wasteless[chosen]
-    return Tile(m, n, gcd(inner, 64), warps, stages)
+    deep = gcd(inner, 64)
+    tiles = [Tile(128, 128, deep, 8, 3), Tile(64, 128, deep, 4, 4), Tile(128, 64, deep, 4, 3), Tile(64, 64, deep, 4, 3)]
+    fitting = [tile for tile in tiles if outer % tile.outer == 0] or [Tile(128, gcd(outer, 64), deep, 4, 3)]
+    wasteless = [own for own in fitting if -(-places // own.places) * own.places <= 1.25 * places] or fitting[-1:]
+    filling = [own for own in wasteless if -(-places // own.places) * (outer // own.outer) * shape.rows >= ENOUGH]
+    return (filling or wasteless[-1:])[0]
 
 
 def weight_tile(shape: Shape, dtype: torch.dtype) -> Tile:
@@ -247,13 +246,17 @@ def weight_tile(shape: Shape, dtype: torch.dtype) -> Tile:
     """
     if dtype == torch.float32:
         return Tile(gcd(shape.outputs, 64), gcd(shape.channels, 64), 16, 4, 2)
-    inner = 32 if shape.places < 512 else 64
-    sizes = [(128, 128, 8, 3), (128, 64, 4, 3)]
-    fitting = [(m, n, *how) for m, n, *how in sizes if shape.outputs % m == shape.channels % n == 0]
-    for m, n, warps, stages in fitting:
-        if shape.side**2 * (shape.outputs // m) * (shape.channels // n) * shape.rows >= PROGRAMS:
-            return Tile(m, n, inner, warps, stages)
-    return Tile(gcd(shape.outputs, 64), gcd(shape.channels, 64), inner, 4, 4)
+    deep = 32 if shape.places < 512 else 64
+    for own in (Tile(128, 128, deep, 8, 3), Tile(128, 64, deep, 4, 3)):
+        fits = shape.outputs % own.places == shape.channels % own.outer == 0
+        if fits and _weight_tiles(shape, own) * shape.rows >= PROGRAMS:
+            return own
+    return Tile(gcd(shape.outputs, 64), gcd(shape.channels, 64), deep, 4, 4)
+
+
+def _weight_tiles(shape: Shape, tile: Tile) -> int:
+    """How many tiles the gradient of one row's weight has."""
+    return shape.side**2 * (shape.outputs // tile.places) * (shape.channels // tile.outer)
 
 
 def parts_of_sum(programs: int, steps: int) -> int:
