@@ -68,21 +68,21 @@ def test_running_statistics_are_torchs_until_a_row_is_done(pictures: Tensor) -> 
     population = Population(nodes[0], 3, 1, "sgd", dtype=torch.float64)
     for row, node in enumerate(nodes):
         population.place(row, node)
-    order = torch.tensor([2, 0, 1])  # rows train in another order than they are kept in
+    places, order = torch.arange(3), torch.tensor([2, 0, 1])  # rows train in another order than they are kept in
     parameters = [p[order] for p in stacked([list(node.parameters()) for node in nodes])]
     statistics, forward = RunningStatistics(nodes[0], population), resnet_forward(nodes[0])
     steps = torch.tensor(lengths)[order]
-    statistics.take(order)
+    statistics.take(places, order)
     with torch.no_grad():
         for step, x in enumerate(pictures):
             _, seen = forward(parameters, x[order].movedim(2, -1))
             assert seen is not None
-            for places in (slice(0, 1), slice(1, 3)):
-                statistics.learn(places, seen[places], (step < steps[places]).unsqueeze(1))
+            for some in (slice(0, 1), slice(1, 3)):
+                statistics.learn(some, seen[some], (step < steps[some]).unsqueeze(1))
             for node, own, length in zip(nodes, x, lengths, strict=True):
                 if step < length:
                     node(own)
-    statistics.give(order, steps)
+    statistics.give(places, order, steps)
     for row, node in enumerate(nodes):
         for name, buffer in node.named_buffers():
             torch.testing.assert_close(population.buffers[name][row], buffer, **EXACT)

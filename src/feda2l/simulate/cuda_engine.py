@@ -44,6 +44,7 @@ class CudaEngine(Engine):
     ) -> None:
         super().__init__(model, population, members)
         self.precision, self.deterministic = precision, deterministic
+        self.repeats = deterministic
         base, slots = population.base, population.layout.slots
         self.device, rows = base.device, len(base)
         # bf16: all but BatchNorm, which takes both, computes on a half-precision copy that the update kernel keeps true
@@ -258,6 +259,11 @@ class CudaEngine(Engine):
         """What the loss is computed from: never less than the parameters' precision."""
         return values.to(self.population.base.dtype)
 
+    def answers(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """What a model in eval mode answers."""
+        answers: Tensor = model(inputs)
+        return answers
+
     def _score(self, model: nn.Module, job: ScoreJob) -> tuple[Tensor, Tensor]:
         """The sums of a score, still on the card: waiting is for the caller."""
         member, mean = self.members[job.run], job.node is None
@@ -270,7 +276,7 @@ class CudaEngine(Engine):
         sums = torch.zeros(member.tallied, dtype=torch.float64, device=self.device)
         for piece in chosen.split(EVALUATION_BATCH):
             targets = samples.targets(piece)
-            outputs = self.outputs(model(self.asked(samples, piece)))
+            outputs = self.outputs(self.answers(model, self.asked(samples, piece)))
             loss += member.training.loss(outputs, targets).double() * len(targets)
             sums += tally(outputs, targets, member.classes)
         return loss, sums

@@ -64,13 +64,16 @@ def _update(  # type: ignore[no-untyped-def]
             g = tl.load(address.to(tl.pointer_type(kind)) + element, mask=mask, other=0.0)
         place = row.to(tl.int64) * width + tl.load(line + 2) + inside
         p = tl.load(parameters + place, mask=mask, other=0.0)
-        m = tl.load(first + place, mask=mask, other=0.0)
         rate, weight_decay = tl.load(rates + row * slots + slot), tl.load(weight_decays + row)
         if KIND == 0:
             g += weight_decay * p
-            m = m * tl.load(momentum + row) + g
-            p -= rate * m
+            share = tl.load(momentum + row)
+            if share != 0.0:  # without momentum its memory is left alone: two passes fewer
+                g += share * tl.load(first + place, mask=mask, other=0.0)
+                tl.store(first + place, g, mask=mask)
+            p -= rate * g
         else:
+            m = tl.load(first + place, mask=mask, other=0.0)
             v = tl.load(second + place, mask=mask, other=0.0)
             if KIND == 1:
                 g += weight_decay * p
@@ -82,9 +85,9 @@ def _update(  # type: ignore[no-untyped-def]
             one = 1.0 - tl.exp2(step * -0.15200309344504995)  # .9^t as 2^(t log2 .9)
             two = 1.0 - tl.exp2(step * -0.0014434168696687186)  # .999^t
             p -= rate / one * m / (tl.sqrt(v / two) + 1e-8)
+            tl.store(first + place, m, mask=mask)
             tl.store(second + place, v, mask=mask)
         tl.store(parameters + place, p, mask=mask)
-        tl.store(first + place, m, mask=mask)
         if HALF:
             tl.store(half + place, p.to(tl.bfloat16), mask=mask)
 

@@ -1,15 +1,17 @@
 """Node-batched kernels on a GPU: all nodes of a convolutional network, a ResNet or Timer in one product.
 
-The forward pass is compiled, the step captured; rows are sorted by the length of their shards and go in groups, so that
-a group waits only for rows as long as itself.
+The forward pass is compiled, the step captured for groups of places. The rows that train in a round take the first
+places, longest shards first: a group waits only for rows as long as itself, and one without rows is left out.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from feda2l.algorithms import Algorithm
 from feda2l.models.resnet import ResNet
@@ -26,6 +28,7 @@ from feda2l.simulate.running_statistics import RunningStatistics
 from feda2l.simulate.stacked import stacked_loss
 
 WASTE = 1.15  # a group may cost this much more than its rows hold
+TOGETHER = 200  # rows of a group at most
 SCORED = 10  # models that are scored together; fewer do not pay for compiling
 SCORED_BATCH = 1000
 
@@ -36,7 +39,7 @@ Forward = Callable[[Sequence[Tensor], Tensor, Tensor | None], tuple[Tensor, Tens
 
 @dataclass
 class _Group:
-    """Rows that step together: their places in the sorted order, and their captured step."""
+    """Places whose rows step together, and their captured step."""
 
     places: slice
     algorithm: Algorithm
@@ -48,7 +51,7 @@ class _Group:
 
 
 class CudaStacked(CudaEngine):
-    """Groups of rows through node-batched kernels, on copies of the matrices in sorted order that live for a round.
+    """Groups of rows through node-batched kernels, on copies of the matrices by place that live for a round.
 
     Rows whose algorithms train differently go in groups of their own.
     """
@@ -60,30 +63,31 @@ class CudaStacked(CudaEngine):
         self.parameters = torch.zeros_like(population.base)
         self.memory = [torch.zeros_like(matrix) for matrix in population.memory.values()]
         self.steps = torch.zeros_like(population.steps)
-        rows = [(run, shard, member) for run, member in enumerate(members) for shard in member.shards]
-        lengths = [member.training.steps(len(shard)) for _, shard, member in rows]
-        kinds = [member.training.algorithm.kind for _, _, member in rows]
-        order = sorted(range(len(rows)), key=lambda row: (kinds[row], -lengths[row]))
-        self.sorted = torch.tensor(order, device=self.device)
-        self.place = {row: place for place, row in enumerate(order)}
-        tables = {run: number for number, run in enumerate(self.teaching)}
-        self.tables = torch.tensor([[tables.get(rows[row][0], 0)] for row in order], device=self.device)
+        rows = [(shard, member.training) for member in members for shard in member.shards]
+        self.length = [training.steps(len(shard)) for shard, training in rows]  # of every row
+        self.kind = [training.algorithm.kind for _, training in rows]
+        kinds: dict[str, list[int]] = {}  # rows that train alike
+        for row, kind in enumerate(self.kind):
+            kinds.setdefault(kind, []).append(row)
+        self.first: dict[str, int] = {}  # place of a kind
         self.spans: list[tuple[slice, Algorithm]] = []
-        for _, same in groupby(order, key=lambda row: kinds[row]):
-            alike = list(same)
-            size, first = group_size([lengths[row] for row in alike]), self.place[alike[0]]
-            algorithm = rows[alike[0]][2].training.algorithm
+        for kind, alike in kinds.items():
+            first = self.first[kind] = self.spans[-1][0].stop if self.spans else 0
+            size = group_size(sorted((self.length[row] for row in alike), reverse=True))
+            algorithm = rows[alike[0]][1].algorithm
             starts = range(first, first + len(alike), size)
             self.spans += [(slice(start, start + size), algorithm) for start in starts]
-        # what the algorithms' parts in a step read, in sorted order; nothing where all train plainly
+        self.tables = torch.zeros(len(rows), 1, dtype=torch.int64, device=self.device)
+        # what the algorithms' parts in a step read, by place; nothing where all train plainly
         steered = any(kinds)
         self.base = torch.zeros_like(population.base) if steered else None
         self.remembered = {name: torch.zeros_like(matrix) for name, matrix in population.state.items() if steered}
-        self.losses = {kind: self._compiled(rows[kinds.index(kind)][2].training) for kind in set(kinds)}
-        self.groups: list[_Group] = []
-        self.answers = torch.compile(self._forward(), dynamic=False)
+        self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
+        self.groups: dict[int, _Group] = {}  # by the number of the span, once it is used
+        self.together = torch.compile(self._forward(), dynamic=False)
+        self.alone = torch.compile(partial(functional_call, copy.deepcopy(self.model).eval()), dynamic=False)
         # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
-        self.whole = all(member.training.only_whole(len(shard)) for _, shard, member in rows)
+        self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
         self.sizes = torch.zeros(len(rows), 0, dtype=torch.int32, device=self.device)
         self.draws = torch.zeros(len(rows), dtype=torch.int32, device=self.device)
         self.statistics = RunningStatistics(self.model, population) if population.buffers else None
@@ -137,6 +141,14 @@ class CudaStacked(CudaEngine):
         found |= zip(others, super().score(others), strict=True)
         return [found[job] for job in jobs]
 
+    def answers(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        if not isinstance(self.model, ResNet):
+            return super().answers(model, inputs)
+        # compiled: normalisation, ReLU and residuals are one pass over what a convolution wrote
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        answers: Tensor = self.alone(tensors, (inputs,))
+        return answers
+
     def _score_chunk(self, jobs: list[ScoreJob]) -> Tensor:
         """The sum of losses and the right answers by class of some models, [models, 1 + classes], on the card."""
         member = self.members[jobs[0].run]  # a pack has one test set
@@ -147,7 +159,7 @@ class CudaStacked(CudaEngine):
         for piece in torch.arange(len(member.test), device=self.device).split(SCORED_BATCH):
             targets = member.test.targets(piece)
             x = self.asked(member.test, piece).movedim(1, -1).unsqueeze(0)  # channels last in memory, so this is a view
-            outputs = self.outputs(self.answers(leaves, x, None)[0])
+            outputs = self.outputs(self.together(leaves, x, None)[0])
             losses = stacked_loss(member.training.loss)(outputs, targets.expand(len(rows), -1))
             sums[:, 0] += losses.double() * len(piece)
             sums.index_add_(1, 1 + targets, (outputs.argmax(dim=-1) == targets).double())
@@ -155,60 +167,76 @@ class CudaStacked(CudaEngine):
 
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         population = self.population
-        pairs = list(zip(population.memory.values(), self.memory, strict=True))
+        placed = self._placed(jobs)
         with self.numerics():
-            placed = [job._replace(row=self.place[job.row]) for job in jobs]
             plans = self.prepare(placed)
-            rows = torch.tensor([job.row for job in placed], device=self.device)
-            if isinstance(self.model, Timer):
-                seeds = [self.layer_seed(job) & 0x7FFFFFFF for job in placed]
-                self.draws[rows] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
-            if not self.whole:
-                self._set_sizes(rows, plans, self.training(jobs[0]).batch_size)
-            self.teach(jobs)
-            self.parameters.copy_(population.base[self.sorted])
+            rows, places = (torch.tensor([job.row for job in own], device=self.device) for own in (jobs, placed))
+            pairs = [(population.base, self.parameters), (population.steps, self.steps)]
+            pairs += zip(population.memory.values(), self.memory, strict=True)
+            pairs += [(population.state[name], own) for name, own in self.remembered.items()]
+            for matrix, own in pairs:
+                own[places] = matrix[rows]
             if self.base is not None:
                 self.base.copy_(self.parameters)
-            for name, matrix in self.remembered.items():
-                matrix.copy_(population.state[name][self.sorted])
-            self.steps.copy_(population.steps[self.sorted])
-            for matrix, own in pairs:
-                own.copy_(matrix[self.sorted])
             if self.half is not None:
                 self.half.copy_(self.parameters)
             if self.statistics is not None:
-                self.statistics.take(self.sorted)
-            for places, algorithm in self.spans if not self.groups else ():
-                self.groups.append(self._capture(places, algorithm, jobs[0]))
-            present = torch.cuda.current_stream(self.device)
-            lengths = self.lengths.tolist()
-            longest = [max(lengths[group.places]) for group in self.groups]
-            for group in self.groups:
-                group.stream.wait_stream(present)
-            for step in range(max(longest)):
-                for group, length in zip(self.groups, longest, strict=True):
-                    if step < length:
-                        with torch.cuda.stream(group.stream):
-                            group.graph.replay()
-            for group in self.groups:
-                present.wait_stream(group.stream)
-            population.trained[self.sorted] = self.parameters
-            population.steps[self.sorted] = self.steps
-            for matrix, own in pairs:
-                matrix[self.sorted] = own
+                self.statistics.take(places, rows)
+            if isinstance(self.model, Timer):
+                seeds = [self.layer_seed(job) & 0x7FFFFFFF for job in jobs]
+                self.draws[places] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
+            if not self.whole:
+                self._set_sizes(places, plans, self.training(jobs[0]).batch_size)
+            self.teach(jobs)
+            if self.teaching:
+                tables = {run: number for number, run in enumerate(self.teaching)}
+                self.tables[places] = torch.tensor([[tables.get(job.run, 0)] for job in jobs]).to(self.device)
+            self._replay(jobs[0])
+            population.trained[rows] = self.parameters[places]
+            population.steps[rows] = self.steps[places]
+            for matrix, own in zip(population.memory.values(), self.memory, strict=True):
+                matrix[rows] = own[places]
             if self.statistics is not None:
-                self.statistics.give(self.sorted, self.lengths)
+                self.statistics.give(places, rows, self.lengths[places])
             totals = self.total.tolist()
-        return [totals[self.place[job.row]] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
+        return [totals[job.row] / len(plan) for job, plan in zip(placed, plans, strict=True)]
 
-    def _set_sizes(self, rows: Tensor, plans: Sequence[Sequence[Tensor | None]], batch: int) -> None:
+    def _placed(self, jobs: Sequence[TrainJob]) -> list[TrainJob]:
+        """The same jobs, each at a place of its kind: the longest first."""
+        order = sorted(range(len(jobs)), key=lambda i: -self.length[jobs[i].row])
+        left, place = dict(self.first), dict[int, int]()
+        for i in order:
+            kind = self.kind[jobs[i].row]
+            place[i], left[kind] = left[kind], left[kind] + 1
+        return [job._replace(row=place[i]) for i, job in enumerate(jobs)]
+
+    def _replay(self, job: TrainJob) -> None:
+        """All steps of the round, the groups side by side; one that is used for the first time is captured before."""
+        lengths = self.lengths.tolist()
+        longest = [max(lengths[places]) for places, _ in self.spans]
+        used = [number for number, length in enumerate(longest) if length]
+        for number in used:
+            if number not in self.groups:
+                self.groups[number] = self._capture(*self.spans[number], job)
+        present = torch.cuda.current_stream(self.device)
+        for number in used:
+            self.groups[number].stream.wait_stream(present)
+        for step in range(max(longest)):
+            for number in used:
+                if step < longest[number]:
+                    with torch.cuda.stream(self.groups[number].stream):
+                        self.groups[number].graph.replay()
+        for number in used:
+            present.wait_stream(self.groups[number].stream)
+
+    def _set_sizes(self, places: Tensor, plans: Sequence[Sequence[Tensor | None]], batch: int) -> None:
         """How many samples each batch of this round has."""
         sizes = [torch.tensor([batch if step is None else len(step) for step in plan]) for plan in plans]
         table = torch.nn.utils.rnn.pad_sequence(sizes, batch_first=True, padding_value=batch).int()
         if table.shape[1] > self.sizes.shape[1]:
             self.sizes = torch.full((len(self.sizes), table.shape[1]), batch, dtype=torch.int32, device=self.device)
             self.forget()
-        self.sizes[rows, : table.shape[1]] = table.to(self.device)
+        self.sizes[places, : table.shape[1]] = table.to(self.device)
 
     def _capture(self, places: slice, algorithm: Algorithm, job: TrainJob) -> _Group:
         """Warm a group up and capture its step; its rows are left as they were."""
@@ -297,6 +325,6 @@ class CudaStacked(CudaEngine):
 def group_size(lengths: Sequence[int]) -> int:
     """The largest number of rows a group that divides all rows and wastes little; lengths come longest first."""
     count, held = len(lengths), max(sum(lengths), 1)
-    sizes = [size for size in range(count, 0, -1) if count % size == 0]
+    sizes = [size for size in range(min(count, TOGETHER), 0, -1) if count % size == 0]
     cost = {size: size * sum(lengths[start] for start in range(0, count, size)) for size in sizes}
     return next(size for size in sizes if cost[size] <= WASTE * held or size <= 5)

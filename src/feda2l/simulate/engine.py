@@ -92,6 +92,7 @@ class Engine:
     """The part that engines share; its methods run in the workers, over the population that they inherit."""
 
     name: str
+    repeats = True  # are its bits promised?
     evaluation_batch = EVALUATION_BATCH
 
     def __init__(self, model: nn.Module, population: Population, members: Sequence[Member]) -> None:

@@ -9,7 +9,7 @@ MOMENTUM = 0.1  # torch's
 
 
 class RunningStatistics:
-    """Means and variances of all rows in the order in which they train, [rows, columns]; the population's between."""
+    """Means and variances by the place at which a row trains, [places, columns]; the population's between rounds."""
 
     def __init__(self, model: nn.Module, population: Population) -> None:
         self.names, self.buffers = averaged_buffers(model), population.buffers
@@ -18,18 +18,18 @@ class RunningStatistics:
         rows, width = len(population.base), sum(self.widths)
         self.values = torch.zeros(rows, width, dtype=population.base.dtype, device=population.device)
 
-    def take(self, order: Tensor) -> None:
-        """Copy them from the population at the start of a round."""
-        self.values.copy_(torch.cat([self.buffers[name][order] for name in self.names], dim=1))
+    def take(self, places: Tensor, rows: Tensor) -> None:
+        """Copy some rows' from the population at the start of a round."""
+        self.values[places] = torch.cat([self.buffers[name][rows] for name in self.names], dim=1)
 
     def learn(self, places: slice, seen: Tensor, active: Tensor) -> None:
         """running <- running + 0.1 (seen - running) for the rows that are `active` [rows, 1]; others stay."""
         own = self.values[places]
         own.copy_(torch.where(active, own.lerp(seen, MOMENTUM), own))
 
-    def give(self, order: Tensor, steps: Tensor) -> None:
+    def give(self, places: Tensor, rows: Tensor, steps: Tensor) -> None:
         """Copy them back at a round's end, after so many steps of each row."""
-        for name, values in zip(self.names, self.values.split(self.widths, dim=1), strict=True):
-            self.buffers[name][order] = values
+        for name, values in zip(self.names, self.values[places].split(self.widths, dim=1), strict=True):
+            self.buffers[name][rows] = values
         for name in self.counts:
-            self.buffers[name][order] += steps
+            self.buffers[name][rows] += steps

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from feda2l.simulate.engine import ERRORS, Engine, Member, Score, ScoreJob, TrainJob
 from feda2l.simulate.simulation import Simulation
+from feda2l.simulate.twins import Twins
 
 T = TypeVar("T")
 Scores = dict[str, list[Score]]  # "global", "mean", "local": of every node
@@ -29,6 +30,7 @@ class Simulator:
 
     def __init__(self, engine: Engine, simulations: Sequence[Simulation]) -> None:
         self.engine, self.simulations = engine, simulations
+        self.twins = Twins(engine, simulations)
 
     def rounds(self) -> Iterator[list[Completed]]:
         """One list a round of the pack, until no run is active; each run counts its own rounds."""
@@ -41,12 +43,12 @@ class Simulator:
         clock = _Clock()
         for simulation in active:
             simulation.rejoin()
-        jobs = [simulation.jobs() for simulation in active]
-        losses = iter(self.train([job for own_jobs in jobs for job in own_jobs]))
+        jobs = {simulation.number: simulation.jobs() for simulation in active}
+        losses = self.twins.train(jobs, self.train)
         shared = clock.lap()
         completed: list[Completed] = []
-        for simulation, own_jobs in zip(active, jobs, strict=True):
-            own = [next(losses) for _ in own_jobs]
+        for simulation in active:
+            own = losses[simulation.number]
             sigma = simulation.divergence(own)
             adapting = clock.lap()
             if simulation.diverged:
@@ -54,7 +56,7 @@ class Simulator:
                 continue
             simulation.mix()
             if simulation.buffers == "recalibrate":
-                self.engine.recalibrate(own_jobs)
+                self.engine.recalibrate(jobs[simulation.number])
             simulation.tick()
             mixing = clock.lap()
             layers = simulation.adapt(sigma)
@@ -99,7 +101,7 @@ class Simulator:
     def scores(self, simulations: list[Simulation]) -> dict[int, Scores]:
         """The scores of every node that counts and of their mean model, by run.
 
-        A model that several nodes hold is scored once.
+        A model that several nodes hold is scored once, and so is one that several runs hold.
         """
         jobs: dict[ScoreJob, int] = {}
 
@@ -107,7 +109,10 @@ class Simulator:
             return jobs.setdefault(job, len(jobs))
 
         wanted: dict[int, dict[str, list[int]]] = {}
+        holding = self.twins.holding(simulations)
         for simulation in simulations:
+            if holding[simulation.number] is not simulation:
+                continue
             run, parts, counted = simulation.number, wanted.setdefault(simulation.number, {}), simulation.counted
             if simulation.on != "local":
                 # nodes with test samples of their own answer for those, also where they hold one model
@@ -127,7 +132,8 @@ class Simulator:
             if simulation.on != "global":
                 parts["local"] = [number(ScoreJob(simulation.start + node, run, node, local=True)) for node in counted]
         scores = self.engine.score(list(jobs))
-        return {run: {key: [scores[i] for i in ids] for key, ids in parts.items()} for run, parts in wanted.items()}
+        found = {run: {key: [scores[i] for i in ids] for key, ids in parts.items()} for run, parts in wanted.items()}
+        return {simulation.number: found[holding[simulation.number].number] for simulation in simulations}
 
     def evaluate(self, simulation: Simulation) -> dict[str, Any]:
         """The scores of a run's aggregated models as they stand, and the accuracy by class (mean over nodes)."""

@@ -1,0 +1,153 @@
+"""Runs of a pack that train a round alike: one of them trains, the others take over what it came to.
+
+Rules that part after their warm-up hold the same models until then, and runs that treat BatchNorm's running statistics
+differently hold the same parameters for ever, since training does not read them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from feda2l.simulate.engine import Engine, TrainJob
+from feda2l.simulate.simulation import Simulation
+
+Alike = Callable[[Simulation, Simulation], bool]
+
+
+class Twins:
+    """The families of runs that have trained alike so far. Those that part do not meet again: families only split.
+
+    Where an engine's bits are promised, twins are equal to the bit, statistics included. Elsewhere running statistics
+    may differ: a step makes r <- (1 - m) r + m s of them, where s does not depend on r, so that after n steps two that
+    began d apart are (1 - m)^n d apart.
+    """
+
+    def __init__(self, engine: Engine, simulations: Sequence[Simulation]) -> None:
+        self.engine = engine
+        self.left = {} if engine.repeats else shares_left(engine.model)
+        self.families = _split(simulations, _told_alike)
+        self.lead: dict[int, int] = {}  # the run that trains for each, by number
+
+    def leads(self, jobs: Mapping[int, Sequence[TrainJob]]) -> list[TrainJob]:
+        """The training that is to be done of a round's, which is given by run: that of each family's first."""
+        families = [[run for run in family if run.number in jobs] for family in self.families]
+        self.families = [
+            part for family in families for part in _split(family, lambda one, other: self._alike(one, other, jobs))
+        ]
+        self.lead = {run.number: family[0].number for family in self.families for run in family}
+        return [job for number, own in jobs.items() if self.lead[number] == number for job in own]
+
+    def train(
+        self, jobs: Mapping[int, Sequence[TrainJob]], train: Callable[[list[TrainJob]], list[float]]
+    ) -> dict[int, list[float]]:
+        """Train the leads, and let the others follow: the losses of each run's jobs."""
+        leads = self.leads(jobs)
+        followers = [number for number in jobs if self.lead[number] != number]
+        buffers = self.engine.population.buffers
+        # what the followers' statistics were beside their leads', where they may differ
+        apart = {
+            (number, name): buffers[name][_rows(jobs[number])] - buffers[name][_rows(jobs[self.lead[number]])]
+            for number in followers
+            for name in self.left
+        }
+        found = iter(train(leads))
+        losses = {number: [next(found) for _ in own] for number, own in jobs.items() if self.lead[number] == number}
+        for number in followers:
+            self._follow(jobs[self.lead[number]], jobs[number], {name: apart[number, name] for name in self.left})
+            losses[number] = losses[self.lead[number]]
+        return losses
+
+    def holding(self, runs: Sequence[Simulation]) -> dict[int, Simulation]:
+        """For each of these runs, by number, the first one that holds the same models and is asked the same."""
+        chosen = {run.number for run in runs}
+        families = [[run for run in family if run.number in chosen] for family in self.families]
+        parts = [part for family in families for part in _split(family, self._asked_alike)]
+        # a run that has come to its end is in no family
+        return {run.number: run for run in runs} | {run.number: part[0] for part in parts for run in part}
+
+    def _alike(self, one: Simulation, other: Simulation, jobs: Mapping[int, Sequence[TrainJob]]) -> bool:
+        """Will the coming round's training be the same: the same steps from the same state?"""
+        # all but the row and the run
+        if [job[2:] for job in jobs[one.number]] != [job[2:] for job in jobs[other.number]]:
+            return False
+        population = self.engine.population
+        state = population.base, population.steps, *population.memory.values(), *population.state.values()
+        # who asks its base model for advice asks it with its statistics
+        free = {} if one.algorithm.teaches else self.left
+        read = [values for name, values in population.buffers.items() if name not in free]
+        return _equal(one, other, (*state, *read))
+
+    def _asked_alike(self, one: Simulation, other: Simulation) -> bool:
+        questions = [(run.on, list(run.counted), run.same) for run in (one, other)]
+        population = self.engine.population
+        return questions[0] == questions[1] and _equal(one, other, (population.base, *population.buffers.values()))
+
+    def _follow(self, leading: Sequence[TrainJob], own: Sequence[TrainJob], apart: Mapping[str, Tensor]) -> None:
+        population, members = self.engine.population, self.engine.members
+        there, here = _rows(leading), _rows(own)
+        for matrix in (population.trained, population.steps, *population.memory.values(), *population.buffers.values()):
+            matrix[here] = matrix[there]
+        shards = [members[job.run].shards[job.node] for job in own]
+        steps = [members[job.run].training.steps(len(shard)) for job, shard in zip(own, shards, strict=True)]
+        for name, difference in apart.items():
+            kept = torch.tensor([self.left[name] ** count for count in steps]).to(difference)
+            population.buffers[name][here] += kept.view(-1, *(1,) * (difference.dim() - 1)) * difference
+
+
+def shares_left(model: nn.Module) -> dict[str, float]:
+    """What a training step leaves of each running statistic, 1 - momentum; and of the count of batches, all of it.
+
+    Of BatchNorm as it stands, that is: one that a user's model keeps in eval mode, or has changed, may read its
+    statistics while it trains; those that are a plain mean over all batches have no such share; and other buffers may
+    be anything.
+    """
+    model.train()
+    return {name: share for part, module in model.named_modules() for name, share in _left(part, module)}
+
+
+def _left(part: str, module: nn.Module) -> Iterator[tuple[str, float]]:
+    if type(module) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or not module.training:
+        return
+    momentum = module.momentum
+    for name, _ in module.named_buffers(prefix=part, recurse=False):
+        if isinstance(momentum, float):
+            yield name, 1.0 if name.endswith("num_batches_tracked") else 1.0 - momentum
+
+
+def _split(runs: Sequence[Simulation], alike: Alike) -> list[list[Simulation]]:
+    """Runs in families, each of those that are like its first; in their order."""
+    families: list[list[Simulation]] = []
+    for run in runs:
+        family = next((family for family in families if alike(family[0], run)), None)
+        if family is None:
+            families.append([run])
+        else:
+            family.append(run)
+    return families
+
+
+def _told_alike(one: Simulation, other: Simulation) -> bool:
+    """Do two runs train with the same settings on the same samples, and are they scored on the same ones?"""
+    first, second = one.member, other.member
+    same = first.training.samples is second.training.samples and first.test is second.test
+    return (
+        same
+        and first.training == second.training
+        and (first.ids, first.classes) == (second.ids, second.classes)
+        and _equal_lists(first.shards, second.shards)
+        and _equal_lists(first.local, second.local)
+        and _equal_lists(first.tests or [], second.tests or [])
+    )
+
+
+def _equal_lists(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def _equal(one: Simulation, other: Simulation, matrices: Sequence[Tensor]) -> bool:
+    return all(torch.equal(matrix[one.rows], matrix[other.rows]) for matrix in matrices)
+
+
+def _rows(jobs: Sequence[TrainJob]) -> list[int]:
+    return [job.row for job in jobs]
