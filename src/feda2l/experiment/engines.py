@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 
 from feda2l.errors import FedA2LError
-from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
 from feda2l.simulate.batched_forward import covers
 from feda2l.simulate.batched_loss import BY_SAMPLE
@@ -17,7 +16,7 @@ from feda2l.simulate.stacked import Stacked, is_perceptron
 if TYPE_CHECKING:
     from feda2l.experiment.assemble import Assembled
 
-# compiling node-batched kernels takes about 20 s: worth it from so many samples on (measured on an H200)
+# compiling node-batched kernels takes 20 to 45 s: worth it from so many samples on (measured on an H200)
 WORTH_COMPILING = 5_000_000
 
 
@@ -42,9 +41,7 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
     if asked == "batched" and why:
         raise FedA2LError(f'runtime.engine = "batched" is not possible on a GPU here: {why}')
     samples = sum(run.spec.rounds * sum(map(len, run.simulation.member.shards)) for run in runs)
-    # ResNets' kernels are the faster ones on an H200, but what compiling them takes has not been weighed against it
-    worth = not why and samples >= WORTH_COMPILING and not isinstance(first.model, ResNet)
-    if asked == "batched" or (asked == "auto" and worth):
+    if asked == "batched" or (asked == "auto" and not why and samples >= WORTH_COMPILING):
         return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)
     return CudaGraphs(first.model, population, members, precision=precision, deterministic=deterministic)
 

@@ -29,12 +29,17 @@ CAUSES = (
     # the paper's rule with the optimiser of all others
     Cause("decay", "constant", "decay_only", "the rate falls from round 42 on, momentum stays"),
     Cause("layer-wise signal", "decay_only", "feda2l", "multipliers from sigma and zeta"),
+    Cause("signal against noise", "random_multiplier", "feda2l", "sigma and zeta in place of white noise"),
     Cause("momentum", "feda2l", "feda2l-momentum-0", "momentum 0.9 is left out"),
+    Cause("lower rate", "constant", "constant-0.003", "a constant 0.003"),
     # the statistics
     Cause("BatchNorm policy", "constant", "constant-average", "statistics averaged like parameters"),
     Cause("BatchNorm policy", "cawr", "cawr-average", "the same under CAWR"),
     Cause("BatchNorm policy", "decay_only", "decay_only-average", "the same under the decay"),
     Cause("BatchNorm policy", "feda2l", "feda2l-average", "the same under FedA2L"),
+    Cause("BatchNorm policy", "feda2l-reference", "feda2l-reference-average", "the same under the released FedA2L"),
+    Cause("BatchNorm policy", "one_cycle", "one_cycle-average", "the same under OneCycle"),
+    Cause("BatchNorm policy", "constant-0.003", "constant-0.003-average", "the same under a constant 0.003"),
     Cause("BatchNorm policy", "constant", "constant-recalibrate", "statistics re-estimated after mixing"),
     Cause("BatchNorm policy", "constant", "constant-group-norm", "none to keep: GroupNorm"),
     # what is left for a rate rule once they are averaged

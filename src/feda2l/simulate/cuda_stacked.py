@@ -1,13 +1,16 @@
 """Node-batched kernels on a GPU: all nodes of a convolutional network, a ResNet or Timer in one product.
 
 The forward pass is compiled, the step captured for groups of places. The rows that train in a round take the first
-places, longest shards first: a group waits only for rows as long as itself, and one without rows is left out.
+places, longest shards first: a group waits only for rows as long as itself, and one without rows is left out. Groups
+take turns: while one computes gradients another updates its parameters, which is work for the memory and not for the
+processors.
 """
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +31,7 @@ from feda2l.simulate.running_statistics import RunningStatistics
 from feda2l.simulate.stacked import stacked_loss
 
 WASTE = 1.15  # a group may cost this much more than its rows hold
-TOGETHER = 200  # rows of a group at most
+TOGETHER = 225_000_000  # parameters of a group at most: enough to fill the card, and few enough for several groups
 SCORED = 10  # models that are scored together; fewer do not pay for compiling
 SCORED_BATCH = 1000
 
@@ -39,15 +42,25 @@ Forward = Callable[[Sequence[Tensor], Tensor, Tensor | None], tuple[Tensor, Tens
 
 @dataclass
 class _Group:
-    """Places whose rows step together, and their captured step."""
+    """Places whose rows step together, and their captured step, in two parts."""
 
     places: slice
     algorithm: Algorithm
-    stream: torch.cuda.Stream
+    stream: torch.cuda.Stream  # of the gradients
+    background: torch.cuda.Stream  # of the update
     addresses: Tensor  # of the gradients, for the update kernel
     batch: tuple[Tensor, Tensor]
     local: Local | None = None  # the algorithm's part
-    graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+    learn: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+    update: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+    learned: "_Learned | None" = None  # kept: the update reads it where the gradients were captured
+
+
+class _Learned(NamedTuple):
+    """The losses of a step, and its gradients as they lie in the parameters' memory order."""
+
+    losses: Tensor
+    gradients: list[Tensor]
 
 
 class CudaStacked(CudaEngine):
@@ -73,7 +86,8 @@ class CudaStacked(CudaEngine):
         self.spans: list[tuple[slice, Algorithm]] = []
         for kind, alike in kinds.items():
             first = self.first[kind] = self.spans[-1][0].stop if self.spans else 0
-            size = group_size(sorted((self.length[row] for row in alike), reverse=True))
+            most = max(1, TOGETHER // population.layout.width)
+            size = group_size(sorted((self.length[row] for row in alike), reverse=True), most)
             algorithm = rows[alike[0]][1].algorithm
             starts = range(first, first + len(alike), size)
             self.spans += [(slice(start, start + size), algorithm) for start in starts]
@@ -218,16 +232,32 @@ class CudaStacked(CudaEngine):
         for number in used:
             if number not in self.groups:
                 self.groups[number] = self._capture(*self.spans[number], job)
-        present = torch.cuda.current_stream(self.device)
+        present, turn = torch.cuda.current_stream(self.device), None
         for number in used:
             self.groups[number].stream.wait_stream(present)
         for step in range(max(longest)):
             for number in used:
                 if step < longest[number]:
-                    with torch.cuda.stream(self.groups[number].stream):
-                        self.groups[number].graph.replay()
+                    turn = self._replay_step(self.groups[number], None if step else turn)
         for number in used:
-            present.wait_stream(self.groups[number].stream)
+            present.wait_stream(self.groups[number].background)
+
+    def _replay_step(self, group: _Group, turn: torch.cuda.Event | None) -> torch.cuda.Event:
+        """A step of a group, after `turn`; returns when its gradients are there.
+
+        In a round's first step each group waits for the one before to have its gradients. From then on they are apart
+        by that much; in step, all would compute together and then all update.
+        """
+        with torch.cuda.stream(group.stream):
+            if turn is not None:
+                group.stream.wait_event(turn)
+            group.learn.replay()
+            done: torch.cuda.Event = group.stream.record_event()
+        with torch.cuda.stream(group.background):
+            group.background.wait_event(done)
+            group.update.replay()
+        group.stream.wait_stream(group.background)
+        return done
 
     def _set_sizes(self, places: Tensor, plans: Sequence[Sequence[Tensor | None]], batch: int) -> None:
         """How many samples each batch of this round has."""
@@ -242,9 +272,11 @@ class CudaStacked(CudaEngine):
         """Warm a group up and capture its step; its rows are left as they were."""
         slots = len(self.population.layout.slots)
         addresses = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        stream = torch.cuda.Stream(self.device)
+        # what updates makes room for what computes: kernels keep the priority with which they were captured
+        stream = torch.cuda.Stream(self.device, priority=-1)
+        background = torch.cuda.Stream(self.device) if len(self.spans) > 1 else stream
         batch = self.empty_batch(job, places.stop - places.start)
-        group = _Group(places, algorithm, stream, addresses, batch)
+        group = _Group(places, algorithm, stream, background, addresses, batch)
         if not algorithm.trains_plainly:
             assert self.base is not None
             remembered = {name: matrix[places] for name, matrix in self.remembered.items()}
@@ -256,17 +288,19 @@ class CudaStacked(CudaEngine):
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                self._learn(group, job)
+                self._apply(group, job, self._learn(group, job))
         torch.cuda.synchronize(self.device)
-        with torch.cuda.graph(group.graph, stream=stream):
-            gradients = self._learn(group, job)
-        addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in gradients]))
+        with torch.cuda.graph(group.learn, stream=stream):
+            group.learned = self._learn(group, job)
+        with torch.cuda.graph(group.update, stream=background):
+            self._apply(group, job, group.learned)
+        addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in group.learned.gradients]))
         for tensor, value in zip(state, before, strict=True):
             tensor[places] = value
         return group
 
-    def _learn(self, group: _Group, job: TrainJob) -> list[Tensor]:
-        """Batch, forward, backward and update of a group; returns the gradients, whose memory the update reads."""
+    def _learn(self, group: _Group, job: TrainJob) -> _Learned:
+        """Batch, forward and backward of a group."""
         places, (inputs, targets), local = group.places, group.batch, group.local
         rows = places.stop - places.start
         taught = None
@@ -299,13 +333,18 @@ class CudaStacked(CudaEngine):
             gradients = local.direct(
                 gradients, lambda: () if local.climbed is None else gradients_at(local.climbed, None)[2]
             )
-        kept = [gradient.contiguous() for gradient in gradients]
+        return _Learned(losses, [gradient.contiguous() for gradient in gradients])
+
+    def _apply(self, group: _Group, job: TrainJob, learned: _Learned) -> None:
+        """The update of a group's rows."""
         if not torch.cuda.is_current_stream_capturing():
-            group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
+            group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in learned.gradients]))
+        places = group.places
         memory = [matrix[places] for matrix in self.memory]
-        full = local is not None and local.steers
-        self.update(places, job, self.parameters[places], memory, half, group.addresses, losses, full=full)
-        return kept
+        half = None if self.half is None else self.half[places]
+        full = group.local is not None and group.local.steers
+        parameters, addresses = self.parameters[places], group.addresses
+        self.update(places, job, parameters, memory, half, addresses, learned.losses, full=full)
 
     def _computed(self, values: Tensor, half: Tensor | None) -> list[Tensor]:
         """What some rows compute with: where there are half-precision copies, those of all but BatchNorm's tensors."""
@@ -322,9 +361,9 @@ class CudaStacked(CudaEngine):
         return [column.unflatten(1, shape) for column, shape in zip(columns, shapes, strict=True)]
 
 
-def group_size(lengths: Sequence[int]) -> int:
-    """The largest number of rows a group that divides all rows and wastes little; lengths come longest first."""
+def group_size(lengths: Sequence[int], most: int) -> int:
+    """The largest number of rows a group, of `most`, that divides all and wastes little; lengths come longest first."""
     count, held = len(lengths), max(sum(lengths), 1)
-    sizes = [size for size in range(min(count, TOGETHER), 0, -1) if count % size == 0]
+    sizes = [size for size in range(min(count, most), 0, -1) if count % size == 0]
     cost = {size: size * sum(lengths[start] for start in range(0, count, size)) for size in sizes}
     return next(size for size in sizes if cost[size] <= WASTE * held or size <= 5)
