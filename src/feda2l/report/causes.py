@@ -40,9 +40,11 @@ CAUSES = (
     Cause("BatchNorm policy", "feda2l-reference", "feda2l-reference-average", "the same under the released FedA2L"),
     Cause("BatchNorm policy", "one_cycle", "one_cycle-average", "the same under OneCycle"),
     Cause("BatchNorm policy", "constant-0.003", "constant-0.003-average", "the same under a constant 0.003"),
+    Cause("BatchNorm policy", "constant-momentum-0", "constant-momentum-0-average", "the same without momentum"),
     Cause("BatchNorm policy", "constant", "constant-recalibrate", "statistics re-estimated after mixing"),
     Cause("BatchNorm policy", "constant", "constant-group-norm", "none to keep: GroupNorm"),
     # what is left for a rate rule once they are averaged
+    Cause("momentum", "constant-average", "constant-momentum-0-average", "momentum 0.9 is left out, averaged"),
     Cause("lower rate", "constant-average", "constant-0.003-average", "a constant 0.003, averaged"),
     Cause("CAWR", "constant-average", "cawr-average", "a cosine with restarts, averaged"),
     Cause("decay", "constant-average", "decay_only-average", "the rate falls from round 42 on, averaged"),

@@ -1,7 +1,7 @@
 """What the GPU engines share: precision, scoring in large batches, and a round's samples, rates and momentum."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeGuard
@@ -259,24 +259,23 @@ class CudaEngine(Engine):
         """What the loss is computed from: never less than the parameters' precision."""
         return values.to(self.population.base.dtype)
 
-    def answers(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """What a model in eval mode answers."""
-        answers: Tensor = model(inputs)
-        return answers
+    def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        """What is asked in place of a model in eval mode: itself."""
+        return model
 
     def _score(self, model: nn.Module, job: ScoreJob) -> tuple[Tensor, Tensor]:
         """The sums of a score, still on the card: waiting is for the caller."""
         member, mean = self.members[job.run], job.node is None
         buffers = self.population.mean_buffers if mean else self.population.buffers
         self.point(model, self.state(job), job.run if mean else job.row, buffers=buffers)
-        model.eval()
+        ask = self.asks(model.eval())
         samples, chosen = self.samples(job)
         chosen = torch.arange(len(samples), device=self.device) if chosen is None else chosen.to(self.device)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         sums = torch.zeros(member.tallied, dtype=torch.float64, device=self.device)
         for piece in chosen.split(EVALUATION_BATCH):
             targets = samples.targets(piece)
-            outputs = self.outputs(self.answers(model, self.asked(samples, piece)))
+            outputs = self.outputs(ask(self.asked(samples, piece)))
             loss += member.training.loss(outputs, targets).double() * len(targets)
             sums += tally(outputs, targets, member.classes)
         return loss, sums

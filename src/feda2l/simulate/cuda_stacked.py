@@ -1,16 +1,12 @@
 """Node-batched kernels on a GPU: all nodes of a convolutional network, a ResNet or Timer in one product.
 
 The forward pass is compiled, the step captured for groups of places. The rows that train in a round take the first
-places, longest shards first: a group waits only for rows as long as itself, and one without rows is left out. Groups
-take turns: while one computes gradients another updates its parameters, which is work for the memory and not for the
-processors.
+places, longest shards first: a group waits only for rows as long as itself, and one without rows is left out.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +23,12 @@ from feda2l.simulate.batched_resnet import resnet_forward
 from feda2l.simulate.batched_timer import draws_of, timer_forward
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
 from feda2l.simulate.engine import Score, ScoreJob, TrainJob
+from feda2l.simulate.folded_norms import FoldedNorms
 from feda2l.simulate.running_statistics import RunningStatistics
 from feda2l.simulate.stacked import stacked_loss
 
 WASTE = 1.15  # a group may cost this much more than its rows hold
-TOGETHER = 225_000_000  # parameters of a group at most: enough to fill the card, and few enough for several groups
+TOGETHER = 225_000_000  # parameters of a group at most: larger ones are no faster, and rows come in any number
 SCORED = 10  # models that are scored together; fewer do not pay for compiling
 SCORED_BATCH = 1000
 
@@ -42,25 +39,15 @@ Forward = Callable[[Sequence[Tensor], Tensor, Tensor | None], tuple[Tensor, Tens
 
 @dataclass
 class _Group:
-    """Places whose rows step together, and their captured step, in two parts."""
+    """Places whose rows step together, and their captured step."""
 
     places: slice
     algorithm: Algorithm
-    stream: torch.cuda.Stream  # of the gradients
-    background: torch.cuda.Stream  # of the update
+    stream: torch.cuda.Stream
     addresses: Tensor  # of the gradients, for the update kernel
     batch: tuple[Tensor, Tensor]
     local: Local | None = None  # the algorithm's part
-    learn: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
-    update: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
-    learned: "_Learned | None" = None  # kept: the update reads it where the gradients were captured
-
-
-class _Learned(NamedTuple):
-    """The losses of a step, and its gradients as they lie in the parameters' memory order."""
-
-    losses: Tensor
-    gradients: list[Tensor]
+    graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
 
 
 class CudaStacked(CudaEngine):
@@ -99,7 +86,8 @@ class CudaStacked(CudaEngine):
         self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
         self.groups: dict[int, _Group] = {}  # by the number of the span, once it is used
         self.together = torch.compile(self._forward(), dynamic=False)
-        self.alone = torch.compile(partial(functional_call, copy.deepcopy(self.model).eval()), dynamic=False)
+        self.folded = FoldedNorms(self.model)
+        self.alone = torch.compile(partial(functional_call, self.folded.template), dynamic=False)
         # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
         self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
         self.sizes = torch.zeros(len(rows), 0, dtype=torch.int32, device=self.device)
@@ -155,13 +143,12 @@ class CudaStacked(CudaEngine):
         found |= zip(others, super().score(others), strict=True)
         return [found[job] for job in jobs]
 
-    def answers(self, model: nn.Module, inputs: Tensor) -> Tensor:
+    def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        """A ResNet's compiled forward pass: normalisation, ReLU and sum are one pass over what a convolution wrote."""
         if not isinstance(self.model, ResNet):
-            return super().answers(model, inputs)
-        # compiled: normalisation, ReLU and residuals are one pass over what a convolution wrote
-        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-        answers: Tensor = self.alone(tensors, (inputs,))
-        return answers
+            return super().asks(model)
+        tensors = self.folded.tensors(model)
+        return lambda inputs: self.alone(tensors, (inputs,))
 
     def _score_chunk(self, jobs: list[ScoreJob]) -> Tensor:
         """The sum of losses and the right answers by class of some models, [models, 1 + classes], on the card."""
@@ -232,32 +219,16 @@ class CudaStacked(CudaEngine):
         for number in used:
             if number not in self.groups:
                 self.groups[number] = self._capture(*self.spans[number], job)
-        present, turn = torch.cuda.current_stream(self.device), None
+        present = torch.cuda.current_stream(self.device)
         for number in used:
             self.groups[number].stream.wait_stream(present)
         for step in range(max(longest)):
             for number in used:
                 if step < longest[number]:
-                    turn = self._replay_step(self.groups[number], None if step else turn)
+                    with torch.cuda.stream(self.groups[number].stream):
+                        self.groups[number].graph.replay()
         for number in used:
-            present.wait_stream(self.groups[number].background)
-
-    def _replay_step(self, group: _Group, turn: torch.cuda.Event | None) -> torch.cuda.Event:
-        """A step of a group, after `turn`; returns when its gradients are there.
-
-        In a round's first step each group waits for the one before to have its gradients. From then on they are apart
-        by that much; in step, all would compute together and then all update.
-        """
-        with torch.cuda.stream(group.stream):
-            if turn is not None:
-                group.stream.wait_event(turn)
-            group.learn.replay()
-            done: torch.cuda.Event = group.stream.record_event()
-        with torch.cuda.stream(group.background):
-            group.background.wait_event(done)
-            group.update.replay()
-        group.stream.wait_stream(group.background)
-        return done
+            present.wait_stream(self.groups[number].stream)
 
     def _set_sizes(self, places: Tensor, plans: Sequence[Sequence[Tensor | None]], batch: int) -> None:
         """How many samples each batch of this round has."""
@@ -272,11 +243,9 @@ class CudaStacked(CudaEngine):
         """Warm a group up and capture its step; its rows are left as they were."""
         slots = len(self.population.layout.slots)
         addresses = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        # what updates makes room for what computes: kernels keep the priority with which they were captured
-        stream = torch.cuda.Stream(self.device, priority=-1)
-        background = torch.cuda.Stream(self.device) if len(self.spans) > 1 else stream
+        stream = torch.cuda.Stream(self.device)
         batch = self.empty_batch(job, places.stop - places.start)
-        group = _Group(places, algorithm, stream, background, addresses, batch)
+        group = _Group(places, algorithm, stream, addresses, batch)
         if not algorithm.trains_plainly:
             assert self.base is not None
             remembered = {name: matrix[places] for name, matrix in self.remembered.items()}
@@ -288,19 +257,17 @@ class CudaStacked(CudaEngine):
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                self._apply(group, job, self._learn(group, job))
+                self._learn(group, job)
         torch.cuda.synchronize(self.device)
-        with torch.cuda.graph(group.learn, stream=stream):
-            group.learned = self._learn(group, job)
-        with torch.cuda.graph(group.update, stream=background):
-            self._apply(group, job, group.learned)
-        addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in group.learned.gradients]))
+        with torch.cuda.graph(group.graph, stream=stream):
+            gradients = self._learn(group, job)
+        addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in gradients]))
         for tensor, value in zip(state, before, strict=True):
             tensor[places] = value
         return group
 
-    def _learn(self, group: _Group, job: TrainJob) -> _Learned:
-        """Batch, forward and backward of a group."""
+    def _learn(self, group: _Group, job: TrainJob) -> list[Tensor]:
+        """Batch, forward, backward and update of a group; returns the gradients, whose memory the update reads."""
         places, (inputs, targets), local = group.places, group.batch, group.local
         rows = places.stop - places.start
         taught = None
@@ -333,18 +300,13 @@ class CudaStacked(CudaEngine):
             gradients = local.direct(
                 gradients, lambda: () if local.climbed is None else gradients_at(local.climbed, None)[2]
             )
-        return _Learned(losses, [gradient.contiguous() for gradient in gradients])
-
-    def _apply(self, group: _Group, job: TrainJob, learned: _Learned) -> None:
-        """The update of a group's rows."""
+        kept = [gradient.contiguous() for gradient in gradients]
         if not torch.cuda.is_current_stream_capturing():
-            group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in learned.gradients]))
-        places = group.places
+            group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
         memory = [matrix[places] for matrix in self.memory]
-        half = None if self.half is None else self.half[places]
-        full = group.local is not None and group.local.steers
-        parameters, addresses = self.parameters[places], group.addresses
-        self.update(places, job, parameters, memory, half, addresses, learned.losses, full=full)
+        full = local is not None and local.steers
+        self.update(places, job, self.parameters[places], memory, half, group.addresses, losses, full=full)
+        return kept
 
     def _computed(self, values: Tensor, half: Tensor | None) -> list[Tensor]:
         """What some rows compute with: where there are half-precision copies, those of all but BatchNorm's tensors."""
