@@ -29,12 +29,19 @@ def mix_published(mixing: Mixing, round: int, sent: dict[str, Tensor], times: in
     return mixed
 
 
-def aggregate_in_place(mixing: Mixing, round: int, values: Tensor) -> None:
-    """The same for what travels beside the parameters (statistics, optimiser memory): [nodes, ...]."""
-    rows = values.flatten(1)
-    mixed = torch.empty_like(rows)
-    mixing.apply(rows, round, mixed)
-    values.copy_(mixed.view_as(values))
+def aggregate_in_place(mixing: Mixing, round: int, *states: Tensor) -> None:
+    """The same for what travels beside the parameters (statistics, optimiser memory): [nodes, ...] each.
+
+    Those of one kind are mixed as one matrix: forty small ones take a GPU forty times as long.
+    """
+    for kind in dict.fromkeys(values.dtype for values in states):
+        alike = [values for values in states if values.dtype == kind]
+        rows = torch.cat([values.flatten(1) for values in alike], dim=1)
+        mixed = torch.empty_like(rows)
+        mixing.apply(rows, round, mixed)
+        widths = [values[0].numel() for values in alike]
+        for values, own in zip(alike, mixed.split(widths, dim=1), strict=True):
+            values.copy_(own.view_as(values))
 
 
 def settle_memory(policy: MomentumState, mixing: Mixing, round: int, memory: Iterable[Tensor]) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from feda2l.round.train import Loss
 from feda2l.simulate.stacked import stacked_loss
 
-BY_SAMPLE = (F.mse_loss, F.l1_loss)  # those that can be had sample by sample, of numbers
+BY_SAMPLE = (F.mse_loss, F.l1_loss)  # those that can be had sample by sample, of numbers: in the order of `ERRORS`
 
 
 def batch_losses(loss: Loss, outputs: Tensor, targets: Tensor, there: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from feda2l.simulate.batched_product import product
 TOKENS = 16  # of a window at most: attention is written out, which costs tokens x tokens x width
 ONE, OTHER = -2048144789, -1028477387  # 0x85ebca6b and 0xc2b2ae35 as int32: the finaliser of MurmurHash3
 SITE, OTHERS = 40503, 0x632BE5AB  # any odd numbers
-SPREAD = -1640531535  # 0x9e3779b1 as int32, an odd number near the golden section of its range
+SPREAD = -1640531535  # 0x9e3779b1 as int32: odd, and near the golden section of its range
 
 Draws = Tensor  # int32 [k]: what a row's dropout is drawn from in this step
 
@@ -92,7 +92,8 @@ def kept(draws: Draws, site: int, shape: Sequence[int], chance: float) -> Tensor
     shaped = (-1, *(1,) * len(shape))
     start = _mixed(draws + site * SITE)
     place = torch.arange(torch.Size(shape).numel(), dtype=torch.int32, device=draws.device).view(1, *shape)
-    bits = _mixed((place * SPREAD + start.view(shaped)) ^ _mixed(start ^ OTHERS).view(shaped))
+    # the sum before the product: the compiler would take a product of places for an address, which may not overflow
+    bits = _mixed((place + start.view(shaped)) * SPREAD ^ _mixed(start ^ OTHERS).view(shaped))
     return (bits & 0x7FFFFFFF) >= int(chance * (1 << 31))
 
 

@@ -12,8 +12,18 @@ from torch import Tensor, nn
 from feda2l.data.samples import Labelled, Samples
 from feda2l.randomness import derive_seed
 from feda2l.round.train import Training
+from feda2l.simulate.batched_loss import BY_SAMPLE
 from feda2l.simulate.cuda_kernels import count_step, take_batches, update_rows, update_table
-from feda2l.simulate.engine import Engine, Member, Score, ScoreJob, TrainJob, recalibrate_statistics, tally
+from feda2l.simulate.engine import (
+    Engine,
+    Member,
+    Score,
+    ScoreJob,
+    TrainJob,
+    recalibrate_statistics,
+    sample_errors,
+    tally,
+)
 from feda2l.simulate.population import Population, point
 
 EVALUATION_BATCH = 2500
@@ -78,19 +88,24 @@ class CudaEngine(Engine):
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         if not jobs:
             return []
+        # a model that several nodes ask, each about its own part of the test set, answers them together
+        groups: dict[ScoreJob, list[int]] = {}
+        for number, job in enumerate(jobs):
+            by_sample = self.members[job.run].training.loss in BY_SAMPLE
+            groups.setdefault(job._replace(whose=None) if by_sample else job, []).append(number)
         with self.numerics(), torch.no_grad():
             present = torch.cuda.current_stream(self.device)
-            results = []
-            for number, job in enumerate(jobs):
+            results: list[Tensor] = []
+            for number, group in enumerate(groups.values()):
                 model, stream = self.scorers[number % len(self.scorers)]
                 stream.wait_stream(present)
                 with torch.cuda.stream(stream):
-                    results.append(self._score(model, job))
+                    results.append(self._score(model, [jobs[i] for i in group]))
             for _, stream in self.scorers:
                 present.wait_stream(stream)
-            losses = torch.stack([loss for loss, _ in results]).tolist()
-            tallies = torch.stack([sums for _, sums in results]).tolist()
-        return [Score(loss, own) for loss, own in zip(losses, tallies, strict=True)]
+            sums = torch.cat(results).tolist()
+        found = dict(zip([i for group in groups.values() for i in group], sums, strict=True))
+        return [Score(loss, own) for loss, *own in (found[i] for i in range(len(jobs)))]
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
         if not self.population.buffers:
@@ -263,22 +278,32 @@ class CudaEngine(Engine):
         """What is asked in place of a model in eval mode: itself."""
         return model
 
-    def _score(self, model: nn.Module, job: ScoreJob) -> tuple[Tensor, Tensor]:
-        """The sums of a score, still on the card: waiting is for the caller."""
-        member, mean = self.members[job.run], job.node is None
+    def _score(self, model: nn.Module, jobs: Sequence[ScoreJob]) -> Tensor:
+        """The sums of some scores of one model, [jobs, 1 + tallied], still on the card: waiting is for the caller."""
+        first, member = jobs[0], self.members[jobs[0].run]
+        mean = first.node is None
         buffers = self.population.mean_buffers if mean else self.population.buffers
-        self.point(model, self.state(job), job.run if mean else job.row, buffers=buffers)
+        self.point(model, self.state(first), first.run if mean else first.row, buffers=buffers)
         ask = self.asks(model.eval())
-        samples, chosen = self.samples(job)
-        chosen = torch.arange(len(samples), device=self.device) if chosen is None else chosen.to(self.device)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        sums = torch.zeros(member.tallied, dtype=torch.float64, device=self.device)
-        for piece in chosen.split(EVALUATION_BATCH):
+        parts = [self.samples(job) for job in jobs]
+        samples, loss = parts[0][0], member.training.loss
+        everything = torch.arange(len(samples), device=self.device)
+        chosen = [everything if part is None else part.to(self.device) for _, part in parts]
+        owners = torch.cat([torch.full_like(part, number) for number, part in enumerate(chosen)])
+        sums = torch.zeros(len(jobs), 1 + member.tallied, dtype=torch.float64, device=self.device)
+        for piece, owner in zip(torch.cat(chosen).split(EVALUATION_BATCH), owners.split(EVALUATION_BATCH), strict=True):
+            if not len(piece):  # a node may have no sample to be scored on
+                continue
             targets = samples.targets(piece)
             outputs = self.outputs(ask(self.asked(samples, piece)))
-            loss += member.training.loss(outputs, targets).double() * len(targets)
-            sums += tally(outputs, targets, member.classes)
-        return loss, sums
+            if loss in BY_SAMPLE:  # the losses are one of the errors
+                errors = sample_errors(outputs, targets)
+                which = BY_SAMPLE.index(loss)
+                sums.index_add_(0, owner, torch.cat([errors[:, which : which + 1], errors], dim=1))
+            else:
+                sums[0, 0] += loss(outputs, targets).double() * len(targets)
+                sums[0, 1:] += tally(outputs, targets, member.classes)
+        return sums
 
     @contextmanager
     def numerics(self) -> Iterator[None]:

@@ -79,11 +79,16 @@ class Score(NamedTuple):
         return Score(self.loss + other.loss, [a + b for a, b in zip(self.tally, other.tally, strict=True)])
 
 
+def sample_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The `ERRORS` of each sample of a batch, [n, 2]."""
+    error = (outputs - targets).double().reshape(len(targets), -1)  # a sample may have one number
+    return torch.stack([error.square().mean(dim=1), error.abs().mean(dim=1)], dim=1)
+
+
 def tally(outputs: Tensor, targets: Tensor, classes: int | None) -> Tensor:
     """What a score sums over the samples of a batch: right answers by class, or the `ERRORS` of numbers."""
     if classes is None:
-        error = (outputs - targets).double().reshape(len(targets), -1)  # a sample may have one number
-        return torch.stack([error.square().mean(dim=1).sum(), error.abs().mean(dim=1).sum()])
+        return sample_errors(outputs, targets).sum(dim=0)
     sums = torch.zeros(classes, dtype=torch.float64, device=targets.device)
     return sums.index_add_(0, targets, (outputs.argmax(dim=-1) == targets).double())
 

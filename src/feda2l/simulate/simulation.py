@@ -215,8 +215,7 @@ class Simulation:
         for _ in range(algorithm.gossip):
             settle_memory(self.momentum_state, mixing, round, [m[self.rows] for m in population.memory.values()])
             if self.buffers == "average":
-                for name in self.averaged:
-                    aggregate_in_place(mixing, round, population.buffers[name][self.rows])
+                aggregate_in_place(mixing, round, *(population.buffers[name][self.rows] for name in self.averaged))
         if self.momentum_state == "reset":
             population.steps[self.rows] = 0  # Adam corrects its averages by their age
 
