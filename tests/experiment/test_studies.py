@@ -360,6 +360,21 @@ def test_a_failing_run_is_put_down_and_the_others_go_on(tmp_path: Path) -> None:
     assert len(run(tmp_path, values, seeds=1).failed) == 2
 
 
+def test_a_pack_that_fails_says_why_before_its_runs_are_tried_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = TINY | {
+        "variants": {"fine": {}, "poor": {"data": {"min_size": 100_000}}},
+        "axes": {},
+        "base": TINY["base"] | {"rates": {"name": "constant"}},
+    }
+    path = write(tmp_path / "study.toml", values)
+    assert len(study(path, out=tmp_path / "out", seeds=1).runs) == 1
+    said = capsys.readouterr().err
+    assert "2 runs failed together, so they are tried in two packs (FedA2LError: " in said
+    assert "cell poor" in said
+
+
 def test_shards_are_the_whole_study_and_share_nothing(tmp_path: Path) -> None:
     values = TINY | {"axes": {"rates.name": ["constant", "step", "cawr"]}}
     whole = run(tmp_path, values, "whole")

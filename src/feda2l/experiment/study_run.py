@@ -2,6 +2,7 @@
 
 import fnmatch
 import math
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -245,6 +246,8 @@ class StudyRun:
             raise
         except Exception as error:  # a user's model may raise anything; the other runs go on
             if len(pack) > 1:
+                why = textwrap.shorten(f"{type(error).__name__}: {error}", 400)
+                view.say(f"{len(pack)} runs failed together, so they are tried in two packs ({why})")
                 middle = len(pack) // 2
                 self._pack(pack[:middle], view)
                 self._pack(pack[middle:], view)
