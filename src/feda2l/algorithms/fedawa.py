@@ -13,7 +13,7 @@ from torch import Tensor
 from feda2l.algorithms.base import Algorithm, Neighbourhood, Own
 
 CHUNK = 1 << 20  # columns taken to float64 at a time
-PIECE = 1 << 12  # columns of one partial product
+PIECE = 1 << 9  # columns of one partial product: a GPU makes each by one long row of steps
 NOTHING = 1e-30  # the squared norm of a state of zeros, to which every cosine is 0
 KEPT = ("weights", "first", "second")
 
