@@ -203,7 +203,10 @@ class RuntimeSpec(Section):
     precision: Literal["fp32", "tf32", "bf16"] = Field(default="fp32", description="of a GPU's products")
     deterministic: bool = Field(default=False, description="on a GPU; the CPU always is")
     workers: int | None = Field(default=None, ge=0, description="processes; default one a core, 0: none", examples=[2])
-    checkpoint_seconds: NotNegative = Field(default=60.0, description="time between checkpoints")
+    checkpoint_seconds: NotNegative = Field(
+        default=60.0,
+        description="time between checkpoints, which take a twentieth of the time at most; 0: after every round",
+    )
 
 
 def _speed(value: Any) -> float | str | tuple[float, ...]:

@@ -36,7 +36,7 @@ def aggregate_in_place(mixing: Mixing, round: int, *states: Tensor) -> None:
     """
     for kind in dict.fromkeys(values.dtype for values in states):
         alike = [values for values in states if values.dtype == kind]
-        rows = torch.cat([values.flatten(1) for values in alike], dim=1)
+        rows = torch.cat([values.flatten(1) for values in alike], dim=1) if len(alike) > 1 else alike[0].flatten(1)
         mixed = torch.empty_like(rows)
         mixing.apply(rows, round, mixed)
         widths = [values[0].numel() for values in alike]

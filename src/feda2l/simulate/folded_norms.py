@@ -35,7 +35,7 @@ class FoldedNorms:
         offset = bias - mean * factor
         widths = [part.num_features for part in self.norms.values()]
         for which, values in (("factor", factor), ("offset", offset)):
-            found |= {f"{name}.{which}": own for name, own in zip(self.norms, values.split(widths), strict=True)}
+            found |= {f"{name}.{which}": part for name, part in zip(self.norms, values.split(widths), strict=True)}
         return found
 
 
