@@ -86,8 +86,10 @@ class CudaStacked(CudaEngine):
         self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
         self.groups: dict[int, _Group] = {}  # by the number of the span, once it is used
         self.together = torch.compile(self._forward(), dynamic=False)
-        self.folded = FoldedNorms(self.model)
-        self.alone = torch.compile(partial(functional_call, self.folded.template), dynamic=False)
+        # how one ResNet alone is scored; the others answer together, or are asked as they are
+        self.folded = FoldedNorms(self.model, self.device) if isinstance(self.model, ResNet) else None
+        if self.folded is not None:
+            self.alone = torch.compile(partial(functional_call, self.folded.template), dynamic=False)
         # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
         self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
         self.sizes = torch.zeros(len(rows), 0, dtype=torch.int32, device=self.device)
@@ -145,7 +147,7 @@ class CudaStacked(CudaEngine):
 
     def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
         """A ResNet's compiled forward pass: normalisation, ReLU and sum are one pass over what a convolution wrote."""
-        if not isinstance(self.model, ResNet):
+        if self.folded is None:
             return super().asks(model)
         tensors = self.folded.tensors(model)
         return lambda inputs: self.alone(tensors, (inputs,))

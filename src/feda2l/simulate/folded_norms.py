@@ -5,6 +5,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from feda2l.simulate.population import CPU
+
 
 class FoldedNorms:
     """`template` is a model with its BatchNorms folded; `tensors` gives what it computes with for a model's own values.
@@ -13,12 +15,15 @@ class FoldedNorms:
     each number, which took half of the passes over what the convolutions wrote.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: torch.device = CPU) -> None:
         self.template = copy.deepcopy(model).eval()
         self.norms = {name: part for name, part in model.named_modules() if type(part) is nn.BatchNorm2d}
         for name, part in self.norms.items():
             owner, _, last = name.rpartition(".")
             setattr(self.template.get_submodule(owner), last, _Folded(part.num_features))
+        self.widths = [part.num_features for part in self.norms.values()]
+        eps = [part.eps for part in self.norms.values()]
+        self.eps = torch.tensor(eps, dtype=torch.float64).repeat_interleave(torch.tensor(self.widths).long()).to(device)
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The template's tensors for a model of the same kind, by name."""
@@ -30,12 +35,11 @@ class FoldedNorms:
             torch.cat([own[f"{name}.{which}"].detach() for name in self.norms])
             for which in ("weight", "bias", "running_mean", "running_var")
         )
-        eps = torch.cat([variance.new_full((part.num_features,), part.eps) for part in self.norms.values()])
-        factor = weight * (variance + eps).rsqrt()
+        factor = weight * (variance + self.eps.to(variance.dtype)).rsqrt()
         offset = bias - mean * factor
-        widths = [part.num_features for part in self.norms.values()]
         for which, values in (("factor", factor), ("offset", offset)):
-            found |= {f"{name}.{which}": part for name, part in zip(self.norms, values.split(widths), strict=True)}
+            parts = values.split(self.widths)
+            found |= {f"{name}.{which}": part for name, part in zip(self.norms, parts, strict=True)}
         return found
 
 

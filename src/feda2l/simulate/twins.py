@@ -4,7 +4,7 @@ Rules that part after their warm-up hold the same models until then, and runs th
 differently hold the same parameters for ever, since training does not read them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor, nn
@@ -27,44 +27,39 @@ class Twins:
         self.engine = engine
         self.left = {} if engine.repeats else shares_left(engine.model)
         self.families = _split(simulations, _told_alike)
-        self.lead: dict[int, int] = {}  # the run that trains for each, by number
-
-    def leads(self, jobs: Mapping[int, Sequence[TrainJob]]) -> list[TrainJob]:
-        """The training that is to be done of a round's, which is given by run: that of each family's first."""
-        families = [[run for run in family if run.number in jobs] for family in self.families]
-        self.families = [
-            part for family in families for part in _split(family, lambda one, other: self._alike(one, other, jobs))
-        ]
-        self.lead = {run.number: family[0].number for family in self.families for run in family}
-        return [job for number, own in jobs.items() if self.lead[number] == number for job in own]
 
     def train(
         self, jobs: Mapping[int, Sequence[TrainJob]], train: Callable[[list[TrainJob]], list[float]]
     ) -> dict[int, list[float]]:
-        """Train the leads, and let the others follow: the losses of each run's jobs."""
-        leads = self.leads(jobs)
-        followers = [number for number in jobs if self.lead[number] != number]
+        """Train a round's jobs, given by run: the first of each family trains, the others follow; the losses."""
+        self.families = self._parts(jobs.keys(), lambda one, other: self._alike(one, other, jobs))
+        lead = {run.number: family[0].number for family in self.families for run in family}
+        leads = [number for number in jobs if lead[number] == number]
+        followers = [number for number in jobs if lead[number] != number]
         buffers = self.engine.population.buffers
         # what the followers' statistics were beside their leads', where they may differ
         apart = {
-            (number, name): buffers[name][_rows(jobs[number])] - buffers[name][_rows(jobs[self.lead[number]])]
+            (number, name): buffers[name][_rows(jobs[number])] - buffers[name][_rows(jobs[lead[number]])]
             for number in followers
             for name in self.left
         }
-        found = iter(train(leads))
-        losses = {number: [next(found) for _ in own] for number, own in jobs.items() if self.lead[number] == number}
+        found = iter(train([job for number in leads for job in jobs[number]]))
+        losses = {number: [next(found) for _ in jobs[number]] for number in leads}
         for number in followers:
-            self._follow(jobs[self.lead[number]], jobs[number], {name: apart[number, name] for name in self.left})
-            losses[number] = losses[self.lead[number]]
+            self._follow(jobs[lead[number]], jobs[number], {name: apart[number, name] for name in self.left})
+            losses[number] = losses[lead[number]]
         return losses
 
     def holding(self, runs: Sequence[Simulation]) -> dict[int, Simulation]:
         """For each of these runs, by number, the first one that holds the same models and is asked the same."""
-        chosen = {run.number for run in runs}
-        families = [[run for run in family if run.number in chosen] for family in self.families]
-        parts = [part for family in families for part in _split(family, self._asked_alike)]
+        parts = self._parts({run.number for run in runs}, self._asked_alike)
         # a run that has come to its end is in no family
         return {run.number: run for run in runs} | {run.number: part[0] for part in parts for run in part}
+
+    def _parts(self, numbers: Set[int], alike: Alike) -> list[list[Simulation]]:
+        """The families, of those runs alone that have these numbers, each split into what is alike."""
+        families = [[run for run in family if run.number in numbers] for family in self.families]
+        return [part for family in families for part in _split(family, alike)]
 
     def _alike(self, one: Simulation, other: Simulation, jobs: Mapping[int, Sequence[TrainJob]]) -> bool:
         """Will the coming round's training be the same: the same steps from the same state?"""
