@@ -137,7 +137,7 @@ RUNS = {
     "evidence-cnn-cifar10-recipe": 2 * 2 * 3 * 3,
     "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
     "evidence-robustness": 7 * 2 * 7 * 3,
-    "evidence-resnet18-cifar100": 9 + 5 + 2 + 1 + 5,
+    "evidence-resnet18-cifar100": 9 + 5 + 2 + 1 + 8,
     "evidence-resnet18-cifar100-time": 6,
     "evidence-resnet34-cifar100": 4,
     **dict.fromkeys(["evidence-series-exchange-rate", "evidence-series-beijing"], 2 * 2 * (6 + 2) * 3),

@@ -49,6 +49,8 @@ CAUSES = (
     Cause("CAWR", "constant-average", "cawr-average", "a cosine with restarts, averaged"),
     Cause("decay", "constant-average", "decay_only-average", "the rate falls from round 42 on, averaged"),
     Cause("layer-wise signal", "decay_only-average", "feda2l-average", "multipliers from sigma and zeta, averaged"),
+    Cause("signal against noise", "random_multiplier-average", "feda2l-average", "not white noise, averaged"),
+    Cause("layer-wise signal", "hidden_schedule-average", "feda2l-reference-average", "as released, averaged"),
 )
 
 
