@@ -289,20 +289,23 @@ class CudaEngine(Engine):
         samples, loss = parts[0][0], member.training.loss
         everything = torch.arange(len(samples), device=self.device)
         chosen = [everything if part is None else part.to(self.device) for _, part in parts]
-        owners = torch.cat([torch.full_like(part, number) for number, part in enumerate(chosen)])
         sums = torch.zeros(len(jobs), 1 + member.tallied, dtype=torch.float64, device=self.device)
-        for piece, owner in zip(torch.cat(chosen).split(EVALUATION_BATCH), owners.split(EVALUATION_BATCH), strict=True):
+        found: list[Tensor] = []  # the errors of each sample, where the loss is one of them
+        for piece in torch.cat(chosen).split(EVALUATION_BATCH):
             if not len(piece):  # a node may have no sample to be scored on
                 continue
             targets = samples.targets(piece)
             outputs = self.outputs(ask(self.asked(samples, piece)))
-            if loss in BY_SAMPLE:  # the losses are one of the errors
-                errors = sample_errors(outputs, targets)
-                which = BY_SAMPLE.index(loss)
-                sums.index_add_(0, owner, torch.cat([errors[:, which : which + 1], errors], dim=1))
+            if loss in BY_SAMPLE:
+                found.append(sample_errors(outputs, targets))
             else:
                 sums[0, 0] += loss(outputs, targets).double() * len(targets)
                 sums[0, 1:] += tally(outputs, targets, member.classes)
+        if found:
+            # each part's own sum: adding by index would be by atomics, whose order does not repeat
+            errors = torch.stack([own.sum(dim=0) for own in torch.cat(found).split([*map(len, chosen)])])
+            which = BY_SAMPLE.index(loss)
+            sums += torch.cat([errors[:, which : which + 1], errors], dim=1)
         return sums
 
     @contextmanager
