@@ -152,6 +152,18 @@ def test_statistics_and_dropout_give_the_same_bytes_for_any_number_of_workers(mo
         assert len({(folder / file).read_bytes() for folder in folders}) == 1
 
 
+def test_averaged_nodes_of_a_full_graph_hold_one_model_whatever_they_counted(start, module, monkeypatch):
+    simulator = start(spec(f"{module(NET)}:Net", "average", topology={"name": "full"}))
+    asked, score = [], simulator.engine.score
+    monkeypatch.setattr(simulator.engine, "score", lambda jobs: [asked.extend(jobs), score(jobs)][1])
+    ((completed,),) = simulator.rounds()
+    counts = simulator.engine.population.buffers[COUNTS[0]].tolist()
+    assert len(set(counts)) > 1
+    assert simulator.simulations[0].same == [0, 0, 0, 0]
+    assert len(asked) == 1  # it answers for all nodes and is their mean
+    assert completed.record["nodes"]["accuracy"] == [completed.record["mean_model_accuracy"]] * 4
+
+
 def test_every_node_is_scored_with_its_own_statistics_and_the_mean_model_with_their_mean(start, module):
     settings = spec(f"{module(NET)}:Net", "local", topology={"name": "full"})
     simulator = start(settings)

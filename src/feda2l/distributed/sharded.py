@@ -100,8 +100,7 @@ class Sharded(Simulation):
 
     def compare(self) -> None:
         """As in one process; whether all ranks hold one model is told by digests."""
-        population, rows = self.population, self.rows
-        states = [population.base[rows], *(values[rows] for values in population.buffers.values())]
+        population, states = self.population, self.models()
         self.same = first_equal(states)
         digests = self.ranks.all(_digest([state[0] for state in states]) if not any(self.same) else None)
         self.one_model = digests[0] is not None and len(set(digests)) == 1

@@ -65,6 +65,11 @@ class Population:
             self.buffers[name][row].copy_(buffer)
 
 
+def is_batch_count(buffer: str) -> bool:
+    """Is this buffer the number of batches that a normalisation module has seen? Nothing but its training reads it."""
+    return buffer.rpartition(".")[2] == "num_batches_tracked"
+
+
 def averaged_buffers(model: nn.Module) -> list[str]:
     """The statistics that `buffers = "average"` mixes: running mean and variance of normalisation modules."""
     return [name for name, _ in model.named_buffers() if name.rpartition(".")[2] in ("running_mean", "running_var")]

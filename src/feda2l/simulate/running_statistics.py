@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from feda2l.simulate.population import Population, averaged_buffers
+from feda2l.simulate.population import Population, averaged_buffers, is_batch_count
 
 MOMENTUM = 0.1  # torch's
 
@@ -13,7 +13,7 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module, population: Population) -> None:
         self.names, self.buffers = averaged_buffers(model), population.buffers
-        self.counts = [name for name in self.buffers if name.endswith("num_batches_tracked")]
+        self.counts = [name for name in self.buffers if is_batch_count(name)]
         self.widths = [self.buffers[name].shape[1] for name in self.names]
         rows, width = len(population.base), sum(self.widths)
         self.values = torch.zeros(rows, width, dtype=population.base.dtype, device=population.device)

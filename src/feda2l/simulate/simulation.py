@@ -19,7 +19,7 @@ from feda2l.round.exchange import bytes_sent
 from feda2l.round.train import Hyperparameters
 from feda2l.simulate.engine import Member, TrainJob
 from feda2l.simulate.exact_mean import exact_mean
-from feda2l.simulate.population import Population
+from feda2l.simulate.population import Population, is_batch_count
 from feda2l.topology import Mixing
 
 T = TypeVar("T")
@@ -327,13 +327,20 @@ class Simulation:
     def compare(self) -> None:
         """Find which nodes hold the same model; where not all do, write the mean model where the engine finds it."""
         population = self.population
-        buffers = population.buffers
-        self.same = first_equal([population.base[self.rows], *(values[self.rows] for values in buffers.values())])
+        self.same = first_equal(self.models())
         if self.agreed:
             return
         population.mean[self.number] = self.mean(population.base)
-        for name, values in buffers.items():
+        for name, values in population.buffers.items():
             population.mean_buffers[name][self.number] = self.mean(values)
+
+    def models(self) -> list[Tensor]:
+        """What a node's answers come from, [nodes, ...] each: parameters and buffers.
+
+        Not how many batches it has seen: that differs with the size of its shard, also where models are equal.
+        """
+        read = [values for name, values in self.population.buffers.items() if not is_batch_count(name)]
+        return [matrix[self.rows] for matrix in (self.population.base, *read)]
 
     def mean(self, matrix: Tensor) -> Tensor:
         """The mean over the nodes that count; of what is counted in whole numbers, the first one's."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from feda2l.simulate.engine import Engine, TrainJob
+from feda2l.simulate.population import is_batch_count
 from feda2l.simulate.simulation import Simulation
 
 Alike = Callable[[Simulation, Simulation], bool]
@@ -107,7 +108,7 @@ def _left(part: str, module: nn.Module) -> Iterator[tuple[str, float]]:
     momentum = module.momentum
     for name, _ in module.named_buffers(prefix=part, recurse=False):
         if isinstance(momentum, float):
-            yield name, 1.0 if name.endswith("num_batches_tracked") else 1.0 - momentum
+            yield name, 1.0 if is_batch_count(name) else 1.0 - momentum
 
 
 def _split(runs: Sequence[Simulation], alike: Alike) -> list[list[Simulation]]:
