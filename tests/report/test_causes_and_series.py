@@ -18,6 +18,7 @@ from feda2l.report.find_runs import flatten
 from feda2l.report.keep import keep
 from feda2l.report.own_time import paced_clock, times_table
 from feda2l.report.series_tables import series_table
+from feda2l.report.statistics_table import statistics_table
 
 # what a step may change, and nothing beside it; a rule comes with its own parameters
 ONE_THING = {
@@ -66,6 +67,17 @@ def test_the_causes_lead_from_the_released_constant_rate_to_its_feda2l() -> None
     assert (chain[0].start, chain[-1].end) == (whole.start, whole.end)
 
 
+def test_the_longer_study_begins_as_the_shorter_one_does() -> None:
+    """Which is what lets its first rounds stand for a seed of the other."""
+    shorter, longer = (
+        {cell.name: flatten(cell.spec(2).model_dump()) for cell in Study.load(name).cells}
+        for name in ("evidence-resnet18-cifar100", "evidence-resnet18-cifar100-long")
+    )
+    assert longer.keys() < shorter.keys()
+    for name, keys in longer.items():
+        assert {key for key in keys if keys[key] != shorter[name][key]} == {"rounds"}
+
+
 def test_causes_by_hand(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     made_study(folder, "constant", "constant-momentum-0", "constant-average")
@@ -85,6 +97,41 @@ def test_causes_by_hand(tmp_path: Path) -> None:
         f"| {change} | {change} |",
         "| BatchNorm policy | `constant` to `constant-average` | statistics averaged like parameters | - to 10 "
         "| 38.00 to 50.00 (+12.00) | 38.00 to 50.00 (+12.00) |",
+    ]
+
+
+def test_a_longer_study_gives_the_seeds_that_a_shorter_one_lacks(tmp_path: Path) -> None:
+    """Of its seeds the first rounds count: what comes after them is not this study's."""
+    cells = ("constant", "constant-momentum-0")
+    for study, seeds in (("made", (1,)), ("made-long", (1, 2))):
+        made_study(tmp_path / study, *cells)
+        for cell, score in zip(cells, (0.40, 0.44), strict=True):
+            for seed in seeds:
+                more = {"training": {"momentum": 0.9 if cell == "constant" else 0.0}}
+                curve = flat(score + 0.02 * (seed - 1)) + (flat(0.9) if study == "made-long" else [])
+                options: dict[str, Any] = {"rates": "constant", "smoothing": 10, "target": 0.45, "more": more}
+                write_run(tmp_path / f"{study}/{cell}/seed-{seed}", curve, seed=seed, **options)
+    (line,) = causes_table(tmp_path, "made", "made-long").splitlines()[2:]
+    # seed 1 is the shorter study's own; both differ by 4 points, so the interval has no width
+    change = "41.00 to 45.00 (+4.00 ± 0.00)"
+    assert line.endswith(f"| -, - to -, 10 | {change} | {change} |")
+
+
+def test_statistics_by_hand(tmp_path: Path) -> None:
+    made_study(tmp_path / "made", "constant", "constant-average", "feda2l", "constant-group-norm")
+    models = {"constant-group-norm": "resnet18_gn"}
+    for cell, mean in (("constant", 0.5), ("constant-average", 0.52), ("feda2l", 0.6), ("constant-group-norm", 0.4)):
+        buffers = "average" if cell.endswith("average") else "local"
+        more = {"algorithm": {"buffers": buffers}, "model": {"name": models.get(cell, "resnet18")}}
+        path = write_run(tmp_path / f"made/{cell}/seed-1", flat(0.3), rates=cell.split("-")[0], more=more)
+        table = polars.read_parquet(path / "rounds.parquet")
+        # of two nodes one is 0.2 above the other; in the first two of twelve rounds nothing is right
+        nodes = polars.col("accuracy") + 0.1 * (2 * polars.col("node") - 1)
+        right = polars.when(polars.col("round") <= 2).then(0.0).otherwise(nodes if buffers == "local" else mean)
+        table.with_columns(accuracy=right, mean_model_accuracy=polars.lit(mean)).write_parquet(path / "rounds.parquet")
+    assert statistics_table(tmp_path, "made").splitlines()[2:] == [
+        "| `constant` | 30.00 | 20.00 | 50.00 | 52.00 |",
+        "| `feda2l` | 30.00 | 20.00 | 60.00 |  |",
     ]
 
 
@@ -135,7 +182,7 @@ def test_a_target_of_our_own_is_not_taken_for_the_papers(tmp_path: Path) -> None
 
 
 def test_times_are_of_runs_that_were_alone_and_are_kept(tmp_path: Path) -> None:
-    made_study(tmp_path / "runs", "constant", "cawr", timing=True)
+    made_study(tmp_path / "runs", "constant", "cawr", "feda2l", "constant-average", timing=True)
     deep = {
         "data": {"name": "cifar100", "nodes": 10},
         "model": {"name": "resnet18"},
@@ -146,10 +193,17 @@ def test_times_are_of_runs_that_were_alone_and_are_kept(tmp_path: Path) -> None:
     options: dict[str, Any] = {"every_second": 1.5, "target": 0.45, "more": deep}
     write_run(tmp_path / "runs/constant/seed-1", flat(0.5), rates="constant", pack=1, **options)
     write_run(tmp_path / "runs/cawr/seed-1", flat(0.5), rates="cawr", pack=2, **options)
+    # a warm-up that is cut short changes no second, another treatment of the statistics is not the paper's
+    changed = {"feda2l": {"rates": {"warmup_rounds": 2}}, "constant-average": {"algorithm": {"buffers": "average"}}}
+    for cell, more in changed.items():
+        own = options | {"more": deep | more, "rates": cell.split("-")[0]}
+        write_run(tmp_path / f"runs/{cell}/seed-1", flat(0.5), pack=1, **own)
     keep(tmp_path / "runs", tmp_path / "results/made")
     # 1.5 to train, a quarter each to mix and to adapt, one to evaluate
     assert times_table(tmp_path / "results", "made").splitlines()[2:] == [
-        "| `constant` | 2.00 | 12.50 | 3.00 | ?, bf16 | 28.43 |"
+        "| `constant` | 2.00 | 12.50 | 3.00 | ?, bf16 | 28.43 |",
+        "| `feda2l` | 2.00 | 12.50 | 3.00 | ?, bf16 | 29.28 |",
+        "| `constant-average` | 2.00 | 12.50 | 3.00 | ?, bf16 |  |",
     ]
     page = tmp_path / "page.md"
     page.write_text("<!-- results: minutes made minutes.png constant cawr -->\n<!-- end -->\n")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from feda2l.report.evidence import Evidence, difference, read_evidence
+from feda2l.report.evidence import Evidence, difference, read_evidence, with_longer
 from feda2l.report.evidence_tables import by_seed, table
 from feda2l.report.results import Cell
 
@@ -54,9 +54,11 @@ CAUSES = (
 )
 
 
-def causes_table(results: Path, study: str) -> str:
-    """A line a cause of which both cells are kept; over the seeds that both have."""
+def causes_table(results: Path, study: str, *longer: str) -> str:
+    """A line a cause of which both cells are kept; over the seeds that both have, the first rounds of `longer` too."""
     own = read_evidence(results / study)
+    for name in longer:
+        own = with_longer(own, read_evidence(results / name))
     there = [cause for cause in CAUSES if cause.start in own.cells and cause.end in own.cells]
     rows = [[_name(cause), f"`{cause.start}` to `{cause.end}`", cause.what, *_change(own, cause)] for cause in there]
     return table(["cause", "from, to", "what changes", "rounds", "best smoothed, %", "last 10, %"], rows)

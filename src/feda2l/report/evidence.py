@@ -1,7 +1,7 @@
 """The kept records of one study, cell by cell, in the order of its file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,26 @@ class Evidence:
     @property
     def runs(self) -> list[Figures]:
         return [figures for cell in self.cells.values() for figures in cell.seeds]
+
+
+def with_longer(own: Evidence, longer: Evidence) -> Evidence:
+    """A study with the seeds that only a longer one of the same cells has, each cut to this one's rounds."""
+
+    def added(cell: Cell) -> Cell:
+        there = {figures.run.seed for figures in cell.seeds}
+        others = longer.cells[cell.row].seeds if cell.row in longer.cells else []
+        more = [_cut(figures, cell.rounds) for figures in others if figures.run.seed not in there]
+        return replace(cell, seeds=sorted([*cell.seeds, *more], key=lambda figures: figures.run.seed))
+
+    return replace(own, cells={name: added(cell) for name, cell in own.cells.items()})
+
+
+def _cut(figures: Figures, rounds: int) -> Figures:
+    """What a run had come to after its first rounds. A shorter one is just that: schedules go by their horizon."""
+    run, curve = figures.run, figures.curve
+    series = {name: getattr(curve, name) for name in ("score", "disagreement", "bytes_sent", "seconds")}
+    shorter = {name: values[:rounds] for name, values in series.items() if values is not None}
+    return figures_of(replace(run, spec={**run.spec, "rounds": rounds}), replace(curve, **shorter))
 
 
 def difference(first: Cell, second: Cell, measure: str) -> PairedTest | None:

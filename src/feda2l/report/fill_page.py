@@ -18,6 +18,7 @@ from feda2l.report.own_time import times_table
 from feda2l.report.robustness_tables import robustness_gains_table, robustness_table
 from feda2l.report.run_figures import Figures
 from feda2l.report.series_tables import series_table
+from feda2l.report.statistics_table import statistics_table
 
 BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE = TABLES | {
@@ -25,6 +26,7 @@ MADE = TABLES | {
     "robustness": robustness_table,
     "robustness-gains": robustness_gains_table,
     "series": series_table,
+    "statistics": statistics_table,
     "times": times_table,
 }
 FIGURES = {"curves": "rounds", "minutes": "minutes"}
