@@ -13,7 +13,7 @@ from feda2l.distributed.halo import HaloMixing
 from feda2l.distributed.placement import Placement
 from feda2l.distributed.ranks import Ranks
 from feda2l.simulate.exact_mean import exact_mean
-from feda2l.simulate.simulation import Divergence, Hear, Simulation, first_equal
+from feda2l.simulate.simulation import Divergence, Hear, Simulation
 from feda2l.topology import Mixing
 
 T = TypeVar("T")
@@ -98,17 +98,11 @@ class Sharded(Simulation):
         self.whole.diverged = self.diverged
         return sigma
 
-    def compare(self) -> None:
+    def find_same(self) -> None:
         """As in one process; whether all ranks hold one model is told by digests."""
-        population, states = self.population, self.models()
-        self.same = first_equal(states)
-        digests = self.ranks.all(_digest([state[0] for state in states]) if not any(self.same) else None)
+        super().find_same()
+        digests = self.ranks.all(_digest([state[0] for state in self.models()]) if not any(self.same) else None)
         self.one_model = digests[0] is not None and len(set(digests)) == 1
-        if self.one_model:
-            return
-        population.mean[self.number] = self.mean(population.base)
-        for name, values in population.buffers.items():
-            population.mean_buffers[name][self.number] = self.mean(values)
 
     def mean(self, matrix: Tensor) -> Tensor:
         own, ranks = matrix[self.rows], self.ranks

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from feda2l.report.evidence import Evidence, difference, read_evidence, with_longer
+from feda2l.report.evidence import Evidence, difference, of_common_seeds, read_evidence, with_longer
 from feda2l.report.evidence_tables import by_seed, table
-from feda2l.report.results import Cell
 
 
 class Cause(NamedTuple):
@@ -70,15 +69,13 @@ def _name(cause: Cause) -> str:
 
 def _change(own: Evidence, cause: Cause) -> list[str]:
     """Both cells' figures over the seeds that both have, and of scores the difference."""
-    start, end = (own.cells[name] for name in (cause.start, cause.end))
-    seeds = {f.run.seed for f in start.seeds} & {f.run.seed for f in end.seeds}
-    pair = [Cell(cell.row, [f for f in cell.seeds if f.run.seed in seeds]) for cell in (start, end)]
-    if not seeds:
+    start, end = of_common_seeds(own.cells[cause.start], own.cells[cause.end])
+    if not start.seeds:
         return ["no seed in common", "", ""]
-    words = [" to ".join(by_seed(cell) for cell in pair)]
+    words = [f"{by_seed(start)} to {by_seed(end)}"]
     for measure in ("best_smoothed", "last_10"):
-        means = [_mean(cell.over_seeds(measure)) for cell in pair]
-        test = difference(own.cells[cause.end], own.cells[cause.start], measure)
+        means = [_mean(cell.over_seeds(measure)) for cell in (start, end)]
+        test = difference(end, start, measure)
         if test is None:
             words.append(" to ".join(means))
             continue

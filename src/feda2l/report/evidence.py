@@ -57,9 +57,21 @@ def with_longer(own: Evidence, longer: Evidence) -> Evidence:
 def _cut(figures: Figures, rounds: int) -> Figures:
     """What a run had come to after its first rounds. A shorter one is just that: schedules go by their horizon."""
     run, curve = figures.run, figures.curve
-    series = {name: getattr(curve, name) for name in ("score", "disagreement", "bytes_sent", "seconds")}
-    shorter = {name: values[:rounds] for name, values in series.items() if values is not None}
-    return figures_of(replace(run, spec={**run.spec, "rounds": rounds}), replace(curve, **shorter))
+    shorter = replace(
+        curve,  # but for `last`, which stays the whole run's
+        score=curve.score[:rounds],
+        disagreement=curve.disagreement[:rounds],
+        bytes_sent=curve.bytes_sent[:rounds],
+        seconds=None if curve.seconds is None else curve.seconds[:rounds],
+    )
+    return figures_of(replace(run, spec={**run.spec, "rounds": rounds}), shorter)
+
+
+def of_common_seeds(first: Cell, second: Cell) -> tuple[Cell, Cell]:
+    """Two cells with the seeds alone that both have."""
+    seeds = {f.run.seed for f in first.seeds} & {f.run.seed for f in second.seeds}
+    one, other = (replace(cell, seeds=[f for f in cell.seeds if f.run.seed in seeds]) for cell in (first, second))
+    return one, other
 
 
 def difference(first: Cell, second: Cell, measure: str) -> PairedTest | None:

@@ -54,9 +54,7 @@ def times_table(results: Path, study: str) -> str:
         whole = sum(seconds.values())
         alone = whole - seconds.get("evaluate", 0.0)
         share = np.median(seconds.get("adapt", np.zeros_like(alone)) / alone)
-        # of the runs as the released code has them; the length of a warm-up is not felt here
-        released = figures.run.keys.get("algorithm.buffers", "local") == "local"
-        theirs = paper_seconds(figures.run) if released else None
+        theirs = paper_seconds(figures.run)
         rows.append(
             [
                 f"`{cell.row}`",

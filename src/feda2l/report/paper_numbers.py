@@ -99,7 +99,12 @@ def paper_number(run: FoundRun, varied: tuple[str, ...] = ()) -> PaperNumber | N
 
 
 def paper_seconds(run: FoundRun) -> float | None:
-    """Seconds a round in the paper, evaluation counted; None where it has none."""
+    """Seconds a round in the paper, evaluation counted; None where it has none.
+
+    FedA2L's settings are not felt in them. Its runs score a model a node, each with its own statistics.
+    """
+    if run.keys.get("algorithm.buffers", "local") != "local":
+        return None
     row = _row("convergence_time", **_names(run))
     return _number(row["seconds_per_round"]) if row else None
 

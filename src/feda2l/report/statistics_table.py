@@ -1,16 +1,17 @@
 """What BatchNorm's statistics do to a score: each node its own, their mean to answer with, or averaged always."""
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import polars
 
-from feda2l.report.evidence import read_evidence
+from feda2l.report.evidence import of_common_seeds, read_evidence
 from feda2l.report.evidence_tables import table
 from feda2l.report.run_figures import Figures
+from feda2l.report.words import score_words
 
 LAST = 10  # rounds
+HEADER = ("rule", "each node its own", "of these the worst node", "their mean, to answer with", "averaged every round")
 
 
 def statistics_table(results: Path, study: str) -> str:
@@ -25,36 +26,19 @@ def statistics_table(results: Path, study: str) -> str:
         keys = cell.example.run.keys
         if keys["algorithm.buffers"] != "local" or keys["model.name"].endswith("_gn"):  # GroupNorm has none
             continue
-        averaged = {f.run.seed: f for f in cells[f"{name}-average"].seeds} if f"{name}-average" in cells else {}
-        own = [f for f in cell.seeds if not averaged or f.run.seed in averaged]
-        beside = [_last(averaged[f.run.seed], "accuracy") for f in own] if averaged else []
-        found = [[_last(f, "accuracy") for f in own], [_worst(f) for f in own]]
-        found += [[_last(f, "mean_model_accuracy") for f in own], beside]
-        rows.append([f"`{name}`", *(f"{100 * _mean(values):.2f}" if values else "" for values in found)])
-    header = [
-        "rule",
-        "each node its own",
-        "of these the worst node",
-        "their mean, to answer with",
-        "averaged every round",
-    ]
-    return table(header, rows)
+        beside = list[float]()
+        if f"{name}-average" in cells:
+            cell, averaged = of_common_seeds(cell, cells[f"{name}-average"])
+            beside = averaged.over_seeds("last_10")
+        read = [_worst_and_mean(figures) for figures in cell.seeds]
+        found = (cell.over_seeds("last_10"), [worst for worst, _ in read], [mean for _, mean in read], beside)
+        rows.append([f"`{name}`", *(score_words(values, "accuracy") for values in found)])
+    return table(HEADER, rows)
 
 
-def _last(figures: Figures, column: str) -> float:
-    """The mean over nodes and the last ten rounds."""
-    return _mean(_rounds(figures)[column].to_list())
-
-
-def _worst(figures: Figures) -> float:
-    """The lowest of a round, the mean over the last ten."""
-    return _mean(_rounds(figures).group_by("round").agg(polars.col("accuracy").min())["accuracy"].to_list())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)  # exact: rounds come in any order
-
-
-def _rounds(figures: Figures) -> polars.DataFrame:
+def _worst_and_mean(figures: Figures) -> tuple[float, float]:
+    """The accuracy of a round's worst node and of the mean model, over the last ten rounds."""
     rows = polars.read_parquet(figures.run.folder.rounds_table)
-    return rows.filter(polars.col("round") > figures.run.rounds - LAST)
+    last = rows.filter(polars.col("round") > figures.run.rounds - LAST)
+    lowest = last.group_by("round").agg(polars.col("accuracy").min())
+    return fmean(lowest["accuracy"]), fmean(last["mean_model_accuracy"])

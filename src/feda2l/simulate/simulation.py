@@ -327,12 +327,16 @@ class Simulation:
     def compare(self) -> None:
         """Find which nodes hold the same model; where not all do, write the mean model where the engine finds it."""
         population = self.population
-        self.same = first_equal(self.models())
+        self.find_same()
         if self.agreed:
             return
         population.mean[self.number] = self.mean(population.base)
         for name, values in population.buffers.items():
             population.mean_buffers[name][self.number] = self.mean(values)
+
+    def find_same(self) -> None:
+        """For each node the first that holds the same model."""
+        self.same = first_equal(self.models())
 
     def models(self) -> list[Tensor]:
         """What a node's answers come from, [nodes, ...] each: parameters and buffers.

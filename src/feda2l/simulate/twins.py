@@ -76,8 +76,7 @@ class Twins:
 
     def _asked_alike(self, one: Simulation, other: Simulation) -> bool:
         questions = [(run.on, list(run.counted), run.same) for run in (one, other)]
-        population = self.engine.population
-        return questions[0] == questions[1] and _equal(one, other, (population.base, *population.buffers.values()))
+        return questions[0] == questions[1] and _equal_lists(one.models(), other.models())
 
     def _follow(self, leading: Sequence[TrainJob], own: Sequence[TrainJob], apart: Mapping[str, Tensor]) -> None:
         population, members = self.engine.population, self.engine.members
