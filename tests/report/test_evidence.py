@@ -17,7 +17,14 @@ from feda2l.experiment.study import Study
 from feda2l.experiment.study_folder import StudyFolder
 from feda2l.rates.decay_only_matched import mean_multipliers
 from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import algorithms_table, decay_table, gains, parts_table, repeats_table
+from feda2l.report.evidence_tables import (
+    algorithms_table,
+    decay_table,
+    gains,
+    parts_table,
+    repeats_table,
+    runs_table,
+)
 from feda2l.report.fill_page import fill, fill_pages
 from feda2l.report.find_runs import NO_MATTER, flatten
 from feda2l.report.keep import keep
@@ -198,6 +205,25 @@ def test_more_seeds_are_added_to_what_is_kept_and_another_study_is_refused(tmp_p
     study(file, out=tmp_path / "other", progress=False, sets=["rounds=3", "seeds=[1]"], only=["constant"])
     with pytest.raises(FedA2LError, match="different study"):
         keep(tmp_path / "other", tmp_path / "kept")
+
+
+def test_a_target_is_kept_before_any_run_is(tmp_path: Path) -> None:
+    """It was fixed before the rules ran, and that is what is shown of it; the study goes on with it."""
+    file = tmp_path / "small.toml"
+    base = {**SMALL["base"], "evaluation": {"smoothing": 2}}
+    staged = {"reading": "paper", "base": base, "target_from": {"cell": "constant", "share": 0.9}}
+    file.write_text(tomli_w.dumps(SMALL | staged))
+    study(file, out=tmp_path / "runs", progress=False, only=["constant"])
+    shutil.rmtree(tmp_path / "runs/constant")
+    kept = tmp_path / "results/small"
+    assert keep(tmp_path / "runs", kept) == 1
+    (row,) = runs_table(tmp_path / "results").splitlines()[2:]
+    assert row == "| small | paper | 0 | 0 | 0 | 4 (constant, feda2l, decay_only, decay_only_matched) |  |"
+    target = kept / "stages/target/constant/target.json"
+    was = target.read_bytes()
+    (run,) = study(file, out=kept, progress=False, only=["decay_only"]).runs
+    assert target.read_bytes() == was
+    assert run.summary["target"]["accuracy"] == json.loads(was)["target"]
 
 
 def test_only_what_stands_between_marks_is_written(tmp_path: Path) -> None:

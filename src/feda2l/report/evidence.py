@@ -85,8 +85,9 @@ def difference(first: Cell, second: Cell, measure: str) -> PairedTest | None:
 @cache
 def read_evidence(folder: Path) -> Evidence:
     """Every run kept in a study's folder; read once for all tables of a page, which begins with an empty cache."""
-    study = Study.load(folder / "study.toml")
-    runs = find_runs([folder], notes := Notes())
+    study, notes = Study.load(folder / "study.toml"), Notes()
+    begun = any(folder.glob("*/seed-*/summary.json"))  # else only its first stage is kept: a target, say
+    runs = find_runs([folder], notes) if begun else []
     curves = read_curves(runs, notes)
     by_cell: dict[str, list[Figures]] = {}
     for run in runs:

@@ -33,7 +33,9 @@ def keep(study: Path, into: Path) -> int:
     for chosen in (study / STAGES).rglob("chosen.json"):
         shutil.copy(chosen, into / chosen.relative_to(study))
     seeds = sorted({int(path.parent.name.removeprefix("seed-")) for path in into.glob("*/seed-*/summary.json")})
-    RunFolder(into).write(kept.file, source.model_copy(update={"seeds": tuple(seeds)}).to_toml().encode())
+    # a study of which only the first stage is done, say its target, has no seed yet but those that are to come
+    known = tuple(seeds) or source.seeds
+    RunFolder(into).write(kept.file, source.model_copy(update={"seeds": known}).to_toml().encode())
     return len(summaries)
 
 
