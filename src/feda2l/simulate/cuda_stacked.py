@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -146,11 +147,19 @@ class CudaStacked(CudaEngine):
         return [found[job] for job in jobs]
 
     def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """A ResNet's compiled forward pass: normalisation, ReLU and sum are one pass over what a convolution wrote."""
+        """A ResNet's or a Timer's compiled forward pass: all between two products is one pass over what they wrote."""
+        if isinstance(model, Timer):
+            leaves = [parameter.detach().unsqueeze(0) for parameter in model.parameters()]
+            return lambda windows: self._forecasts(leaves, windows)
         if self.folded is None:
             return super().asks(model)
         tensors = self.folded.tensors(model)
         return lambda inputs: self.alone(tensors, (inputs,))
+
+    def _forecasts(self, leaves: Sequence[Tensor], windows: Tensor) -> Tensor:
+        """Those of one Timer, as if it trained alone; a smaller last batch is filled up: one shape, one compilation."""
+        filled = F.pad(windows, (0, 0, 0, 0, 0, self.evaluation_batch - len(windows)))
+        return self.together(leaves, filled.unsqueeze(0), None)[0][0, : len(windows)]
 
     def _score_chunk(self, jobs: list[ScoreJob]) -> Tensor:
         """The sum of losses and the right answers by class of some models, [models, 1 + classes], on the card."""
