@@ -32,6 +32,7 @@ WASTE = 1.15  # a group may cost this much more than its rows hold
 TOGETHER = 225_000_000  # parameters of a group at most: larger ones are no faster, and rows come in any number
 SCORED = 10  # models that are scored together; fewer do not pay for compiling
 SCORED_BATCH = 1000
+ASKED_BATCH = 500  # windows that one forecaster answers for together: a node's own may be few
 
 # outputs of k rows and, where there are running statistics, what their normalisations saw; from parameters
 # [k, *shape], inputs [k, batch, ...] and what dropout draws from
@@ -158,8 +159,9 @@ class CudaStacked(CudaEngine):
 
     def _forecasts(self, leaves: Sequence[Tensor], windows: Tensor) -> Tensor:
         """Those of one Timer, as if it trained alone; a smaller last batch is filled up: one shape, one compilation."""
-        filled = F.pad(windows, (0, 0, 0, 0, 0, self.evaluation_batch - len(windows)))
-        return self.together(leaves, filled.unsqueeze(0), None)[0][0, : len(windows)]
+        filled = F.pad(windows, (0, 0, 0, 0, 0, -len(windows) % ASKED_BATCH)).unflatten(0, (-1, 1, ASKED_BATCH))
+        found = [self.together(leaves, batch, None)[0][0] for batch in filled]
+        return torch.cat(found)[: len(windows)]
 
     def _score_chunk(self, jobs: list[ScoreJob]) -> Tensor:
         """The sum of losses and the right answers by class of some models, [models, 1 + classes], on the card."""
