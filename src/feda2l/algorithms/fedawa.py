@@ -13,7 +13,7 @@ from torch import Tensor
 from feda2l.algorithms.base import Algorithm, Neighbourhood, Own
 
 CHUNK = 1 << 20  # columns taken to float64 at a time
-PIECE = 1 << 9  # columns of one partial product: a GPU makes each by one long row of steps
+PIECE = 1 << 9  # columns of one partial product
 NOTHING = 1e-30  # the squared norm of a state of zeros, to which every cosine is 0
 KEPT = ("weights", "first", "second")
 
@@ -101,8 +101,31 @@ class FedAWA(Algorithm):
         return w - rate * first / (1 - 0.5**count) / size, first, second
 
 
+def _sums(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
+    """tau_j . tau_k; theta_j . theta_k, or of each with itself alone; theta_k . g; g . g: one after another."""
+    total = None
+    for start in range(0, len(base), CHUNK):
+        theta, g = models[:, start : start + CHUNK].double(), base[start : start + CHUNK].double()
+        own = _inner(theta) if crossed else theta.square().sum(dim=1)
+        sums = torch.cat([_inner(theta - g).flatten(), own.flatten(), theta @ g, (g @ g).view(1)])
+        total = sums if total is None else total + sums
+    assert total is not None
+    return total
+
+
+def _sums_on_gpu(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
+    """The same from three passes; of theta_k . g what 2 theta_k . g = ||theta_k||^2 + ||g||^2 - ||tau_k||^2 says."""
+    from feda2l.algorithms.cuda_products import MOST, inner_products
+
+    if len(models) > MOST:
+        return _sums(models, base, crossed=crossed)
+    apart, own, size = inner_products(models, base), inner_products(models), inner_products(base.unsqueeze(0))[0]
+    along = (own.diagonal() + size - apart.diagonal()) / 2
+    return torch.cat([apart.flatten(), (own if crossed else own.diagonal()).flatten(), along, size])
+
+
 def _inner(vectors: Tensor) -> Tensor:
-    """All inner products of some long vectors, added up from pieces: as one product a GPU gives it to one processor."""
+    """All inner products of some long vectors, added up from pieces, which stay in the cache."""
     whole = vectors.shape[1] // PIECE * PIECE
     pieces, rest = vectors[:, :whole].reshape(len(vectors), -1, PIECE).transpose(0, 1), vectors[:, whole:]
     return (pieces @ pieces.mT).sum(dim=0) + rest @ rest.T
@@ -120,15 +143,8 @@ class _Vectors:
     @classmethod
     def of(cls, near: Neighbourhood, *, crossed: bool) -> "_Vectors":
         models, base = near.hear("model"), near.base
-        count, total = len(models), None
-        for start in range(0, len(base), CHUNK):
-            theta, g = models[:, start : start + CHUNK].double(), base[start : start + CHUNK].double()
-            tau = theta - g
-            own = _inner(theta) if crossed else theta.square().sum(dim=1)
-            sums = torch.cat([_inner(tau).flatten(), own.flatten(), theta @ g, (g @ g).view(1)])
-            total = sums if total is None else total + sums
-        assert total is not None
-        total = total.cpu()  # all at once: on a GPU every look waits for the card
+        sums = _sums_on_gpu if base.is_cuda else _sums
+        count, total = len(models), sums(models, base, crossed=crossed).cpu()  # all at once: a look waits for the card
         gram, products, along, size = total.split([count * count, len(total) - count * count - count - 1, count, 1])
         return cls(gram.view(count, count), along, products.view(count, count) if crossed else products, size[0])
 
