@@ -25,11 +25,10 @@ from feda2l.simulate.batched_timer import draws_of, timer_forward
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
 from feda2l.simulate.engine import Score, ScoreJob, TrainJob
 from feda2l.simulate.folded_norms import FoldedNorms
+from feda2l.simulate.group_size import group_size
 from feda2l.simulate.running_statistics import RunningStatistics
 from feda2l.simulate.stacked import stacked_loss
 
-WASTE = 1.15  # a group may cost this much more than its rows hold
-TOGETHER = 225_000_000  # parameters of a group at most: larger ones are no faster, and rows come in any number
 SCORED = 10  # models that are scored together; fewer do not pay for compiling
 SCORED_BATCH = 1000
 ASKED_BATCH = 500  # windows that one forecaster answers for together: a node's own may be few
@@ -66,6 +65,7 @@ class CudaStacked(CudaEngine):
         self.memory = [torch.zeros_like(matrix) for matrix in population.memory.values()]
         self.steps = torch.zeros_like(population.steps)
         rows = [(shard, member.training) for member in members for shard in member.shards]
+        runs = [run for run, member in enumerate(members) for _ in member.shards]
         self.length = [training.steps(len(shard)) for shard, training in rows]  # of every row
         self.kind = [training.algorithm.kind for _, training in rows]
         kinds: dict[str, list[int]] = {}  # rows that train alike
@@ -75,8 +75,10 @@ class CudaStacked(CudaEngine):
         self.spans: list[tuple[slice, Algorithm]] = []
         for kind, alike in kinds.items():
             first = self.first[kind] = self.spans[-1][0].stop if self.spans else 0
-            most = max(1, TOGETHER // population.layout.width)
-            size = group_size(sorted((self.length[row] for row in alike), reverse=True), most)
+            by_run: dict[int, list[int]] = {}
+            for row in alike:
+                by_run.setdefault(runs[row], []).append(self.length[row])
+            size = group_size(list(by_run.values()), population.layout.width)
             algorithm = rows[alike[0]][1].algorithm
             starts = range(first, first + len(alike), size)
             self.spans += [(slice(start, start + size), algorithm) for start in starts]
@@ -334,11 +336,3 @@ class CudaStacked(CudaEngine):
         columns = [rows[:, slot.start : slot.start + slot.size] for slot in slots]
         shapes = [(slot.shape[0], -1) if len(slot.shape) == 4 else slot.shape for slot in slots]
         return [column.unflatten(1, shape) for column, shape in zip(columns, shapes, strict=True)]
-
-
-def group_size(lengths: Sequence[int], most: int) -> int:
-    """The largest number of rows a group, of `most`, that divides all and wastes little; lengths come longest first."""
-    count, held = len(lengths), max(sum(lengths), 1)
-    sizes = [size for size in range(min(count, most), 0, -1) if count % size == 0]
-    cost = {size: size * sum(lengths[start] for start in range(0, count, size)) for size in sizes}
-    return next(size for size in sizes if cost[size] <= WASTE * held or size <= 5)

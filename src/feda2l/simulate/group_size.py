@@ -1,0 +1,37 @@
+"""How many rows of a population step together in node-batched kernels."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+LEAST = 100_000_000  # parameters of a group that keep a card busy: nine or ten ResNet-18
+MOST = 225_000_000  # larger groups are no faster, and rows come in any number
+WASTE = 1.15  # a group may cost this much more than its rows hold
+STEP = 0.9  # what a step of a group costs beside its rows, in rows: ten ResNets against twenty
+
+
+def group_size(runs: Sequence[Sequence[int]], width: int) -> int:
+    """How many rows a group has; it divides all. `runs` has the number of steps of each row, `width` parameters each.
+
+    A group takes as many steps as its longest row, rows come longest first, and a place without a row costs as much as
+    any other. Runs that train alike train once, so that anything from half of the runs to all of them may be there: of
+    the sizes that keep a card busy the one that costs least on average over these. Where that is too much, the
+    largest size that does not waste much when all are there.
+
+    >>> group_size([[184] * 8] * 16, 6_515_200)  # 16 runs of Timer on exchange rates
+    16
+    """
+    count = sum(map(len, runs))
+    sizes = [size for size in range(count, 0, -1) if count % size == 0 and size * width <= max(MOST, width)]
+    busy = [size for size in sizes if size * width >= LEAST]
+    half = (len(runs) + 1) // 2
+    waste = {size: fmean(_waste(runs[:live], size) for live in range(half, len(runs) + 1)) for size in busy}
+    best = min(busy, key=lambda size: waste[size] * (1 + STEP / size), default=None)
+    if best is not None and waste[best] <= WASTE:
+        return best
+    return next(size for size in sizes if _waste(runs, size) <= WASTE or size <= 5)
+
+
+def _waste(runs: Sequence[Sequence[int]], size: int) -> float:
+    """What the groups of these runs' rows cost, beside what the rows hold."""
+    lengths = sorted((length for run in runs for length in run), reverse=True)
+    return size * sum(lengths[::size]) / max(sum(lengths), 1)

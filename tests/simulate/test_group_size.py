@@ -1,0 +1,44 @@
+"""How many rows step together: enough to keep a card busy, few enough that no place stays empty for long."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feda2l.simulate.group_size import MOST, _waste, group_size
+
+RESNET = 11_228_032  # parameters of ResNet-18, aligned
+TIMER = 6_515_200
+CNN = 890_000
+
+
+def test_a_group_costs_its_longest_row_and_its_empty_places() -> None:
+    runs = [[4, 2], [4, 2]]  # longest first: 4, 4, 2, 2
+    assert _waste(runs, 2) == 1  # 2 x 4 + 2 x 2 of 12
+    assert _waste(runs, 4) == pytest.approx(16 / 12)
+    assert _waste(runs[:1], 4) == pytest.approx(16 / 6)  # two places are empty
+    assert _waste([[0, 0]], 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("runs", "width", "size"),
+    [
+        ([[500] * 10], RESNET, 10),  # one run alone
+        ([[500] * 10] * 12, RESNET, 10),  # of 20 an odd number of runs would leave ten places empty
+        ([[500] * 10] * 24, RESNET, 20),  # with so many it hardly matters, and fewer steps are cheaper
+        ([[184] * 8] * 16, TIMER, 16),
+        ([[500] * 10] * 20, CNN, 200),  # small models: no smaller group would keep a card busy
+        ([[100, 10, 10, 10]], RESNET, 4),  # four or five rows wait for one whatever it costs
+        ([[1000] + [10] * 9], RESNET, 5),
+    ],
+)
+def test_the_size_of_groups(runs: list[list[int]], width: int, size: int) -> None:
+    assert group_size(runs, width) == size
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 400), min_size=1, max_size=12), min_size=1, max_size=9), st.integers(1, 3 * MOST)
+)
+def test_it_divides_all_rows_and_is_bounded(runs: list[list[int]], width: int) -> None:
+    size = group_size(runs, width)
+    assert sum(map(len, runs)) % size == 0
+    assert size == 1 or size * width <= MOST
