@@ -26,9 +26,12 @@ def _products(  # type: ignore[no-untyped-def]
     if SHIFTED:
         away = tl.load(shift + place, mask=inside, other=0.0).to(tl.float64)
         x = tl.where(both, x - away[None, :], 0.0)
-    for one in range(COUNT):  # what it reads is in the cache
-        y = tl.load(vectors + one * stride + place, mask=inside, other=0.0).to(tl.float64) - away
-        tl.store(sums + (part * COUNT + one) * COUNT + rows, tl.sum(x * y[None, :], axis=1), mask=rows < COUNT)
+    one, target = vectors + place, sums + part * COUNT * COUNT + rows
+    for _ in range(COUNT):  # what it reads is in the cache
+        y = tl.load(one, mask=inside, other=0.0).to(tl.float64) - away
+        tl.store(target, tl.sum(x * y[None, :], axis=1), mask=rows < COUNT)
+        one += stride
+        target += COUNT
 
 
 def inner_products(vectors: Tensor, shift: Tensor | None = None) -> Tensor:
