@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [k, places, inner] times weights [k, outer, inner] -> [k, places, outer]."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [k, places, inner] times weights [k, outer, inner], and a bias [k, outer] if any -> [k, places, outer]."""
     if len(x) < len(weight):  # the same x for all: one product with the weights of all side by side reads it once
-        return (x[0] @ weight.flatten(0, 1).T).view(x.shape[1], *weight.shape[:2]).transpose(0, 1)
-    out: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
+        shared = (x[0] @ weight.flatten(0, 1).T).view(x.shape[1], *weight.shape[:2]).transpose(0, 1)
+        return shared if bias is None else shared + bias.unsqueeze(1)
+    out: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -18,11 +19,14 @@ class _Product(torch.autograd.Function):
     """x [k, places, inner] times weights [k, outer, inner]; a weight's gradient lies in memory as the weight does."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight.transpose(1, 2))
+        out = torch.bmm(x, weight.transpose(1, 2))
+        return out if bias is None else out + bias.unsqueeze(1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        return torch.bmm(gradient, weight), torch.bmm(gradient.transpose(1, 2), x)
+        products = torch.bmm(gradient, weight), torch.bmm(gradient.transpose(1, 2), x)
+        # the bias after the products: what they read is in memory then, and the compiler does not write it in fp32 too
+        return *products, gradient.sum(dim=1) if ctx.needs_input_grad[2] else None

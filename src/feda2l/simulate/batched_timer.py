@@ -39,7 +39,7 @@ def timer_forward(
         own = dict(zip(names, parameters, strict=True))
 
         def linear(x: Tensor, name: str) -> Tensor:
-            return product(x, own[f"{name}.weight"]) + own[f"{name}.bias"].unsqueeze(1)
+            return product(x, own[f"{name}.weight"], own[f"{name}.bias"])
 
         def norm(x: Tensor, name: str) -> Tensor:
             plain = F.layer_norm(x, x.shape[-1:])
