@@ -138,7 +138,7 @@ RUNS = {
     "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
     "evidence-robustness": 7 * 2 * 7 * 3,
     "evidence-resnet18-cifar100": 9 + 5 + 2 + 1 + 8,
-    "evidence-resnet18-cifar100-long": 6 * 2,
+    "evidence-resnet18-cifar100-long": 6 * 2 + 3,
     "evidence-resnet18-cifar100-time": 6,
     "evidence-resnet34-cifar100": 4,
     **dict.fromkeys(["evidence-series-exchange-rate", "evidence-series-beijing"], 2 * 2 * (6 + 2) * 3),

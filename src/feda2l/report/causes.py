@@ -23,6 +23,7 @@ CAUSES = (
     Cause("decay", "constant-momentum-0", "hidden_schedule-base-warm-up", "the rate falls from round 44 on"),
     Cause("hidden warm-up", "hidden_schedule-base-warm-up", "hidden_schedule", "a tenth of the rate for 42 rounds"),
     Cause("warm-up and decay", "constant-momentum-0", "hidden_schedule", "both of these", whole=True),
+    Cause("all but the signal", "constant", "hidden_schedule", "momentum, warm-up and decay", whole=True),
     Cause("layer-wise signal", "hidden_schedule", "feda2l-reference", "multipliers from sigma and zeta"),
     Cause("the released gain", "constant", "feda2l-reference", "all of these", whole=True),
     # the paper's rule with the optimiser of all others
