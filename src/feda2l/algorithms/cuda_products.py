@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 64  # vectors: for more of them a matrix product is as fast
+MOST = 64  # vectors: more of them should keep a card busy as matrix products (not timed)
 TILE = 2048  # numbers of a program
 
 
@@ -21,11 +21,11 @@ def _products(  # type: ignore[no-untyped-def]
     place = part * SIZE + tl.arange(0, SIZE)
     inside = place < width
     both = (rows < COUNT)[:, None] & inside[None, :]
-    x = tl.load(vectors + rows.to(tl.int64)[:, None] * stride + place[None, :], mask=both, other=0.0).to(tl.float64)
     away = tl.zeros((SIZE,), dtype=tl.float64)
     if SHIFTED:
         away = tl.load(shift + place, mask=inside, other=0.0).to(tl.float64)
-        x = tl.where(both, x - away[None, :], 0.0)
+    x = tl.load(vectors + rows.to(tl.int64)[:, None] * stride + place[None, :], mask=both, other=0.0).to(tl.float64)
+    x -= away[None, :]
     one, target = vectors + place, sums + part * COUNT * COUNT + rows
     for _ in range(COUNT):  # what it reads is in the cache
         y = tl.load(one, mask=inside, other=0.0).to(tl.float64) - away

@@ -96,7 +96,7 @@ def resnet_forward(model: ResNet) -> Forward:
             elif isinstance(part, nn.AdaptiveAvgPool2d):
                 x = x.to(exact).mean(dim=(2, 3)).to(kind)
             elif isinstance(part, nn.Linear):
-                x = product(x, own[f"{name}.weight"]) + own[f"{name}.bias"].unsqueeze(1)
+                x = product(x, own[f"{name}.weight"], own[f"{name}.bias"])
         return x, torch.cat([part for name in norms for part in seen[name]], dim=1) if norms else None
 
     return forward

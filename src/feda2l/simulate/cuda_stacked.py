@@ -65,8 +65,8 @@ class CudaStacked(CudaEngine):
         self.memory = [torch.zeros_like(matrix) for matrix in population.memory.values()]
         self.steps = torch.zeros_like(population.steps)
         rows = [(shard, member.training) for member in members for shard in member.shards]
-        runs = [run for run, member in enumerate(members) for _ in member.shards]
-        self.length = [training.steps(len(shard)) for shard, training in rows]  # of every row
+        lengths = [[member.training.steps(len(shard)) for shard in member.shards] for member in members]
+        self.length = [length for own in lengths for length in own]  # of every row
         self.kind = [training.algorithm.kind for _, training in rows]
         kinds: dict[str, list[int]] = {}  # rows that train alike
         for row, kind in enumerate(self.kind):
@@ -75,10 +75,8 @@ class CudaStacked(CudaEngine):
         self.spans: list[tuple[slice, Algorithm]] = []
         for kind, alike in kinds.items():
             first = self.first[kind] = self.spans[-1][0].stop if self.spans else 0
-            by_run: dict[int, list[int]] = {}
-            for row in alike:
-                by_run.setdefault(runs[row], []).append(self.length[row])
-            size = group_size(list(by_run.values()), population.layout.width)
+            runs = [own for own, member in zip(lengths, members, strict=True) if member.training.algorithm.kind == kind]
+            size = group_size(runs, population.layout.width)
             algorithm = rows[alike[0]][1].algorithm
             starts = range(first, first + len(alike), size)
             self.spans += [(slice(start, start + size), algorithm) for start in starts]
