@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from feda2l.data.samples import Labelled, Samples
 from feda2l.randomness import derive_seed
-from feda2l.round.train import Training
+from feda2l.round.train import Loss, Training
 from feda2l.simulate.batched_loss import BY_SAMPLE
 from feda2l.simulate.cuda_kernels import count_step, take_batches, update_rows, update_table
 from feda2l.simulate.engine import (
@@ -36,6 +36,23 @@ def is_pictures(samples: Samples) -> TypeGuard[Any]:
     return (
         isinstance(samples, Labelled) and samples.affine is not None and samples.x.dim() == 4 and samples.y.dim() == 1
     )
+
+
+def step_of(counter: Tensor, lengths: Tensor) -> Tensor:
+    """The number of some rows' next step in the round, [rows, 1]; of a row that is done its last one's."""
+    return counter.minimum(lengths - 1).clamp(min=0).unsqueeze(1)
+
+
+def next_samples(order: Tensor, counter: Tensor, lengths: Tensor, batch_size: int) -> Tensor:
+    """Which samples stand in the next batch of some rows, [rows, batch]; computed on the card, so it replays."""
+    places = step_of(counter, lengths) * batch_size + torch.arange(batch_size, device=order.device)
+    return order.gather(1, places).long()
+
+
+def with_loss(errors: Tensor, loss: Loss) -> Tensor:
+    """The sums of `ERRORS`, [jobs, 2], behind those of the loss, which is one of them: [jobs, 3]."""
+    which = BY_SAMPLE.index(loss)
+    return torch.cat([errors[:, which : which + 1], errors], dim=1)
 
 
 class CudaEngine(Engine):
@@ -72,6 +89,7 @@ class CudaEngine(Engine):
         self.total = torch.zeros(rows, dtype=torch.float64, device=self.device)
         self.order = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
         self.steps = population.steps
+        self.gathered = self.gather  # an engine may compile it
         self.teaching = [number for number, member in enumerate(members) if member.training.algorithm.teaches]
         self.taught: Tensor | None = None  # [teaching runs, samples, outputs]
         # several at a time: one model's convolutions fill the gaps of another's passes over memory
@@ -94,18 +112,22 @@ class CudaEngine(Engine):
             by_sample = self.members[job.run].training.loss in BY_SAMPLE
             groups.setdefault(job._replace(whose=None) if by_sample else job, []).append(number)
         with self.numerics(), torch.no_grad():
-            present = torch.cuda.current_stream(self.device)
-            results: list[Tensor] = []
-            for number, group in enumerate(groups.values()):
-                model, stream = self.scorers[number % len(self.scorers)]
-                stream.wait_stream(present)
-                with torch.cuda.stream(stream):
-                    results.append(self._score(model, [jobs[i] for i in group]))
-            for _, stream in self.scorers:
-                present.wait_stream(stream)
-            sums = torch.cat(results).tolist()
+            sums = torch.cat(self.answers([[jobs[i] for i in group] for group in groups.values()])).tolist()
         found = dict(zip([i for group in groups.values() for i in group], sums, strict=True))
         return [Score(loss, own) for loss, *own in (found[i] for i in range(len(jobs)))]
+
+    def answers(self, groups: Sequence[Sequence[ScoreJob]]) -> list[Tensor]:
+        """The sums of the scores of some models, [jobs, 1 + tallied] of each; the jobs of a group ask one model."""
+        present = torch.cuda.current_stream(self.device)
+        results: list[Tensor] = []
+        for number, jobs in enumerate(groups):
+            model, stream = self.scorers[number % len(self.scorers)]
+            stream.wait_stream(present)
+            with torch.cuda.stream(stream):
+                results.append(self._score(model, jobs))
+        for _, stream in self.scorers:
+            present.wait_stream(stream)
+        return results
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
         if not self.population.buffers:
@@ -179,30 +201,27 @@ class CudaEngine(Engine):
                         self.taught = outputs.new_zeros(len(self.teaching), len(samples), *outputs.shape[1:])
                     self.taught[self.teaching.index(job.run), batch] = outputs
 
-    def next_samples(self, rows: slice, batch_size: int) -> Tensor:
-        """Which samples stand in the next batch of these rows, [rows, batch]; computed on the card, so it replays."""
-        places = self.step_of(rows) * batch_size + torch.arange(batch_size, device=self.device)
-        return self.order[rows].gather(1, places).long()
-
-    def step_of(self, rows: slice) -> Tensor:
-        """The number of these rows' next step in the round, [rows, 1]; of a row that is done its last one's."""
-        return self.counter[rows].minimum(self.lengths[rows] - 1).clamp(min=0).unsqueeze(1)
-
     def forget(self) -> None:
         """Captured steps know a buffer's address: drop them when it moves."""
 
-    def take(self, rows: slice, job: TrainJob, inputs: Tensor, targets: Tensor) -> None:
-        """inputs, targets <- the next batch of these rows: in one kernel where it is pictures and classes."""
+    def take(self, rows: slice, job: TrainJob, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these rows' next batches; of pictures with classes in `batch`, by one kernel."""
         samples = self.training(job).samples
         if is_pictures(samples):
             counted = (self.counter[rows], self.lengths[rows], self.steps[rows])
             affine = samples.affine(self.device)
-            take_batches(self.order[rows], *counted, samples.x, samples.y, affine, inputs, targets)
-            return
-        chosen = self.next_samples(rows, self.training(job).batch_size).flatten()
-        inputs.copy_(samples.inputs(chosen))
-        targets.copy_(samples.targets(chosen))
+            take_batches(self.order[rows], *counted, samples.x, samples.y, affine, *batch)
+            return batch
         self.steps[rows] += self.counter[rows] < self.lengths[rows]
+        now = self.order[rows], self.counter[rows], self.lengths[rows]
+        return self.gathered(samples, *now, self.training(job).batch_size)
+
+    def gather(
+        self, samples: Samples, order: Tensor, counter: Tensor, lengths: Tensor, batch_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some rows' next batches, one row after another."""
+        chosen = next_samples(order, counter, lengths, batch_size).flatten()
+        return self.asked(samples, chosen), samples.targets(chosen)
 
     def update(
         self,
@@ -285,10 +304,7 @@ class CudaEngine(Engine):
         buffers = self.population.mean_buffers if mean else self.population.buffers
         self.point(model, self.state(first), first.run if mean else first.row, buffers=buffers)
         ask = self.asks(model.eval())
-        parts = [self.samples(job) for job in jobs]
-        samples, loss = parts[0][0], member.training.loss
-        everything = torch.arange(len(samples), device=self.device)
-        chosen = [everything if part is None else part.to(self.device) for _, part in parts]
+        (samples, chosen), loss = self.parts(jobs), member.training.loss
         sums = torch.zeros(len(jobs), 1 + member.tallied, dtype=torch.float64, device=self.device)
         found: list[Tensor] = []  # the errors of each sample, where the loss is one of them
         for piece in torch.cat(chosen).split(EVALUATION_BATCH):
@@ -304,9 +320,15 @@ class CudaEngine(Engine):
         if found:
             # each part's own sum: adding by index would be by atomics, whose order does not repeat
             errors = torch.stack([own.sum(dim=0) for own in torch.cat(found).split([*map(len, chosen)])])
-            which = BY_SAMPLE.index(loss)
-            sums += torch.cat([errors[:, which : which + 1], errors], dim=1)
+            sums += with_loss(errors, loss)
         return sums
+
+    def parts(self, jobs: Sequence[ScoreJob]) -> tuple[Samples, list[Tensor]]:
+        """The set of samples that these jobs are about, and the samples of each."""
+        found = [self.samples(job) for job in jobs]
+        samples = found[0][0]
+        everything = torch.arange(len(samples), device=self.device)
+        return samples, [everything if part is None else part.to(self.device) for _, part in found]
 
     @contextmanager
     def numerics(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from feda2l.round.local import Local
 from feda2l.round.train import gradients_of, in_memory_order, objective
-from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
+from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine, next_samples
 from feda2l.simulate.engine import TrainJob
 
 STREAMS = 16
@@ -146,10 +146,11 @@ class CudaGraphs(CudaEngine):
         population, training, taught = self.population, self.training(job), None
         if training.algorithm.teaches:
             assert self.taught is not None
-            samples = self.next_samples(rows, training.batch_size)[0] if chosen is None else chosen
+            now = self.order[rows], self.counter[rows], self.lengths[rows]
+            samples = next_samples(*now, training.batch_size)[0] if chosen is None else chosen
             taught = self.taught[self.teaching.index(job.run)][samples]
         if chosen is None:
-            self.take(rows, job, inputs, targets)
+            inputs, targets = self.take(rows, job, (inputs, targets))
 
         def gradients_at(model: nn.Module, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
             value = objective(training, self.outputs(model(inputs)), targets, taught)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from feda2l.algorithms import Algorithm
+from feda2l.data.samples import Samples
 from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
 from feda2l.round.local import Local
@@ -22,16 +22,16 @@ from feda2l.simulate.batched_forward import batched_forward
 from feda2l.simulate.batched_loss import batch_losses
 from feda2l.simulate.batched_resnet import resnet_forward
 from feda2l.simulate.batched_timer import draws_of, timer_forward
-from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine
-from feda2l.simulate.engine import Score, ScoreJob, TrainJob
+from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine, next_samples, step_of, with_loss
+from feda2l.simulate.engine import ERRORS, Score, ScoreJob, TrainJob, sample_errors
 from feda2l.simulate.folded_norms import FoldedNorms
 from feda2l.simulate.group_size import group_size
+from feda2l.simulate.questions import Question, summed_errors
 from feda2l.simulate.running_statistics import RunningStatistics
 from feda2l.simulate.stacked import stacked_loss
 
 SCORED = 10  # models that are scored together; fewer do not pay for compiling
 SCORED_BATCH = 1000
-ASKED_BATCH = 500  # windows that one forecaster answers for together: a node's own may be few
 
 # outputs of k rows and, where there are running statistics, what their normalisations saw; from parameters
 # [k, *shape], inputs [k, batch, ...] and what dropout draws from
@@ -49,6 +49,11 @@ class _Group:
     batch: tuple[Tensor, Tensor]
     local: Local | None = None  # the algorithm's part
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+
+
+def samples_there(sizes: Tensor, counter: Tensor, lengths: Tensor, batch_size: int) -> Tensor:
+    """Which places of some rows' next batches hold a sample, [rows, batch]; `sizes` has how many every batch has."""
+    return torch.arange(batch_size, device=sizes.device) < sizes.gather(1, step_of(counter, lengths))
 
 
 class CudaStacked(CudaEngine):
@@ -96,6 +101,10 @@ class CudaStacked(CudaEngine):
         self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
         self.sizes = torch.zeros(len(rows), 0, dtype=torch.int32, device=self.device)
         self.draws = torch.zeros(len(rows), dtype=torch.int32, device=self.device)
+        # compiled, since a step on windows is sixty small kernels longer without
+        self.gathered = torch.compile(self.gather, dynamic=False)
+        self.there: Callable[..., Tensor] = torch.compile(samples_there, dynamic=False)
+        self.drawn: Callable[..., Tensor] = torch.compile(draws_of, dynamic=False)
         self.statistics = RunningStatistics(self.model, population) if population.buffers else None
 
     def close(self) -> None:
@@ -147,21 +156,34 @@ class CudaStacked(CudaEngine):
         found |= zip(others, super().score(others), strict=True)
         return [found[job] for job in jobs]
 
+    def answers(self, groups: Sequence[Sequence[ScoreJob]]) -> list[Tensor]:
+        """Forecasters answer together, each about its own windows."""
+        if not isinstance(self.model, Timer):
+            return super().answers(groups)
+        found = dict[int, Tensor]()
+        for local in {jobs[0].local for jobs in groups}:  # each of the two sets of samples by itself
+            numbers = [number for number, jobs in enumerate(groups) if jobs[0].local is local]
+            asked = [self.parts(groups[number]) for number in numbers]
+            states = [self.state(groups[number][0]).to(self.dtype) for number in numbers]
+            questions = [Question(state, parts) for state, (_, parts) in zip(states, asked, strict=True)]
+            sums = summed_errors(questions, partial(self._errors, asked[0][0]), len(ERRORS))
+            found |= zip(numbers, sums, strict=True)
+        losses = [self.members[jobs[0].run].training.loss for jobs in groups]
+        return [with_loss(found[number], loss) for number, loss in enumerate(losses)]
+
+    def _errors(self, samples: Samples, rows: Tensor, chosen: Tensor) -> Tensor:
+        """The errors of each of some samples, [rows, samples, 2], that each row is asked about."""
+        asked, targets = self.asked(samples, chosen.flatten()), samples.targets(chosen.flatten())
+        outputs = self.outputs(self.together(self._leaves(rows), asked.unflatten(0, chosen.shape), None)[0])
+        errors: Tensor = sample_errors(outputs.flatten(0, 1), targets).unflatten(0, chosen.shape)
+        return errors
+
     def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """A ResNet's or a Timer's compiled forward pass: all between two products is one pass over what they wrote."""
-        if isinstance(model, Timer):
-            leaves = [parameter.detach().unsqueeze(0) for parameter in model.parameters()]
-            return lambda windows: self._forecasts(leaves, windows)
+        """A ResNet's compiled forward pass: all between two products is one pass over what they wrote."""
         if self.folded is None:
             return super().asks(model)
         tensors = self.folded.tensors(model)
         return lambda inputs: self.alone(tensors, (inputs,))
-
-    def _forecasts(self, leaves: Sequence[Tensor], windows: Tensor) -> Tensor:
-        """Those of one Timer, as if it trained alone; a smaller last batch is filled up: one shape, one compilation."""
-        filled = F.pad(windows, (0, 0, 0, 0, 0, -len(windows) % ASKED_BATCH)).unflatten(0, (-1, 1, ASKED_BATCH))
-        found = [self.together(leaves, batch, None)[0][0] for batch in filled]
-        return torch.cat(found)[: len(windows)]
 
     def _score_chunk(self, jobs: list[ScoreJob]) -> Tensor:
         """The sum of losses and the right answers by class of some models, [models, 1 + classes], on the card."""
@@ -281,20 +303,16 @@ class CudaStacked(CudaEngine):
 
     def _learn(self, group: _Group, job: TrainJob) -> list[Tensor]:
         """Batch, forward, backward and update of a group; returns the gradients, whose memory the update reads."""
-        places, (inputs, targets), local = group.places, group.batch, group.local
-        rows = places.stop - places.start
+        places, local, rows = group.places, group.local, group.places.stop - group.places.start
+        counter, lengths = self.counter[places], self.lengths[places]
         taught = None
         if group.algorithm.teaches:
             assert self.taught is not None
-            samples = self.next_samples(places, self.training(job).batch_size)
+            samples = next_samples(self.order[places], counter, lengths, self.training(job).batch_size)
             taught = self.taught[self.tables[places], samples]
-        self.take(places, job, inputs, targets)
-        there = draws = None
-        if not self.whole:
-            sizes = self.sizes[places].gather(1, self.step_of(places))
-            there = torch.arange(len(inputs) // rows, device=self.device) < sizes
-        if isinstance(self.model, Timer):
-            draws = draws_of(self.draws[places], self.counter[places])
+        inputs, targets = self.take(places, job, group.batch)
+        there = None if self.whole else self.there(self.sizes[places], counter, lengths, len(inputs) // rows)
+        draws = self.drawn(self.draws[places], counter) if isinstance(self.model, Timer) else None
         x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
         x, answers = x.unflatten(0, (rows, -1)), targets.unflatten(0, (rows, -1))
 
@@ -307,7 +325,7 @@ class CudaStacked(CudaEngine):
         losses, seen, gradients = gradients_at(self.parameters[places], half)
         if self.statistics is not None:
             assert seen is not None
-            self.statistics.learn(places, seen, (self.counter[places] < self.lengths[places]).unsqueeze(1))
+            self.statistics.learn(places, seen, (counter < lengths).unsqueeze(1))
         if local is not None:
             # a batch counts once in the statistics: what the climbed point saw is left
             gradients = local.direct(

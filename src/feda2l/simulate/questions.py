@@ -1,0 +1,49 @@
+"""Forecasters asked together: each about its own windows, in pieces of one size.
+
+A node's own windows are few, and a model alone leaves most of a GPU to launches. Pieces have one shape, so that one
+compilation serves all, and an answer does not depend on who else is asked.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PIECE = 250  # windows of a piece
+PIECES = 20  # that are answered together
+
+
+class Question(NamedTuple):
+    """A model's row, [width], and the samples of each of the parts that it is asked about, int64 [n]."""
+
+    state: Tensor
+    parts: Sequence[Tensor]
+
+
+# errors [PIECES, PIECE, kinds] from rows [PIECES, width] and the samples that each is asked about, [PIECES, PIECE]
+Answer = Callable[[Tensor, Tensor], Tensor]
+
+
+def summed_errors(questions: Sequence[Question], answer: Answer, kinds: int) -> list[Tensor]:
+    """The sum over each part of a question of its samples' errors, float64 [parts, kinds].
+
+    A last piece is filled up with the first sample, the last call with the first piece; neither is in a sum. Each part
+    has a sum of its own: adding by index would be by atomics, whose order does not repeat.
+    """
+    states, pieces, lengths = list[Tensor](), list[Tensor](), list[int]()
+    for state, parts in questions:
+        asked = torch.cat(list(parts))
+        missing = -len(asked) % PIECE
+        own = F.pad(asked, (0, missing)).view(-1, PIECE).unbind()
+        pieces += own
+        states += [state] * len(own)
+        lengths += [*map(len, parts), missing]
+    found = [torch.zeros(0, kinds, dtype=torch.float64, device=questions[0].state.device)]
+    for start in range(0, len(pieces), PIECES):
+        chosen = [number if number < len(pieces) else 0 for number in range(start, start + PIECES)]
+        rows, samples = (torch.stack([every[number] for number in chosen]) for every in (states, pieces))
+        found.append(answer(rows, samples)[: len(pieces) - start].flatten(0, 1))
+    sums = iter([part.sum(dim=0) for part in torch.cat(found).split(lengths)])
+    return [torch.stack([next(sums) for _ in (*parts, "what fills")])[:-1] for _, parts in questions]

@@ -1,0 +1,48 @@
+"""What forecasters answer together is what each answers alone, however many windows each is asked about."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from feda2l.simulate.questions import PIECE, PIECES, Question, summed_errors
+
+SAMPLES = torch.arange(10_000, dtype=torch.float64)
+calls: list[tuple[torch.Size, torch.Size]] = []
+
+
+def answer(rows: Tensor, samples: Tensor) -> Tensor:
+    """Errors that tell the row and the sample: their product, and the sample alone."""
+    calls.append((rows.shape, samples.shape))
+    values = SAMPLES[samples]
+    return torch.stack([values * rows[:, :1], values], dim=-1)
+
+
+def part(first: int, count: int) -> Tensor:
+    return torch.arange(first, first + count)
+
+
+@pytest.mark.parametrize("most", [3, PIECE, PIECE + 1, 4 * PIECE, PIECES * PIECE])
+def test_every_part_has_the_sum_of_its_own_samples(most: int) -> None:
+    questions = [
+        Question(torch.tensor([2.0, 9.0]), [part(5, most)]),
+        Question(torch.tensor([3.0, 9.0]), [part(1, 7), part(40, 0), part(100, most), part(0, 1)]),
+        Question(torch.tensor([5.0, 9.0]), [part(0, 0)]),
+    ]
+    found = summed_errors(questions, answer, 2)
+    for (state, parts), sums in zip(questions, found, strict=True):
+        plain = torch.stack([SAMPLES[own].sum() for own in parts])
+        torch.testing.assert_close(sums, torch.stack([plain * state[0], plain], dim=1))
+
+
+def test_all_calls_have_one_shape() -> None:
+    calls.clear()
+    rows = [Question(torch.tensor([float(number), 1.0]), [part(number, 10 + number)]) for number in range(PIECES + 3)]
+    summed_errors(rows, answer, 2)
+    assert calls == [(torch.Size([PIECES, 2]), torch.Size([PIECES, PIECE]))] * 2
+
+
+def test_nothing_asked_is_nothing_summed() -> None:
+    calls.clear()
+    (sums,) = summed_errors([Question(torch.tensor([1.0]), [part(0, 0), part(3, 0)])], answer, 2)
+    assert sums.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert not calls
