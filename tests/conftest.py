@@ -50,6 +50,22 @@ def official() -> Path:
 
 
 @pytest.fixture
+def interpreted() -> Callable[[Path], None]:
+    """Runs a script with Triton's interpreter, which needs no GPU; it must end well."""
+    pytest.importorskip("triton", reason="triton is not installed")
+
+    def run(script: Path) -> None:
+        # a process of its own: whether a kernel is interpreted is settled when it is defined
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+        if "only 0-dimensional arrays can be converted" in done.stderr:
+            pytest.skip("this Triton's interpreter (3.6, say) cannot read a loop's end with this numpy (2.4 or later)")
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
+@pytest.fixture
 def one_thread_each() -> Iterator[None]:
     """Sums are made by one thread, as in every runtime."""
     with one_thread():

@@ -4,7 +4,7 @@ import torch
 
 
 def main() -> None:
-    from feda2l.algorithms.cuda_products import MOST, inner_products  # wants triton
+    from feda2l.algorithms.cuda_products import MOST, inner_products, squared_norms  # wants triton
     from feda2l.algorithms.fedawa import _sums, _sums_on_gpu
 
     torch.manual_seed(1)
@@ -15,6 +15,7 @@ def main() -> None:
         for away in (None, shift):
             x = vectors.double() if away is None else vectors.double() - away.double()
             torch.testing.assert_close(inner_products(vectors, away), x @ x.T, rtol=1e-12, atol=0)
+        torch.testing.assert_close(squared_norms(vectors), vectors.double().square().sum(dim=1), rtol=1e-12, atol=0)
     for count in (4, MOST + 1):
         models, base = torch.randn(count, 600) * 1e-2 + 1, torch.randn(600) * 1e-2 + 1
         for crossed in (False, True):

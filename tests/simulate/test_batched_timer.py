@@ -11,7 +11,8 @@ from feda2l.simulate.batched_loss import batch_losses
 from feda2l.simulate.batched_timer import draws_of, kept, timer_forward
 
 CPU = torch.device("cpu")
-DRAWS = torch.tensor([5, 99, -1234567], dtype=torch.int32)
+SEEDS = torch.tensor([5, 99, -1234567], dtype=torch.int32)
+DRAWS = draws_of(SEEDS, torch.zeros(3), 9)
 
 
 def small(dropout: float = 0.0) -> Timer:
@@ -60,9 +61,9 @@ def test_a_node_drops_alike_in_every_company(nodes: list[Timer], x: Tensor) -> N
 def test_dropout_keeps_its_share_and_nothing_repeats() -> None:
     """Share, and correlations between rows, sites, steps and neighbouring places, of 128,000 numbers each: 5 sigma."""
     size = 128_000
-    steps = [draws_of(DRAWS, torch.full((3,), step)) for step in (0, 1)]
+    steps = [draws_of(SEEDS, torch.full((3,), step), 9) for step in (0, 1)]
     masks = [kept(draws, site, (size,), 0.3)[row] for draws in steps for site in (0, 1, 7) for row in range(3)]
-    lines = torch.stack([*masks, masks[0].roll(1), masks[0].roll(64)]).double()
+    lines = torch.stack([*masks, *(masks[0].roll(far) for far in (1, 2, 3, 64, 512, 2048, 65536))]).double()
     assert (lines.mean(dim=1) - 0.7).abs().max() < 5 * (0.21 / size) ** 0.5
     apart = torch.corrcoef(lines) - torch.eye(len(lines))
     assert apart.abs().max() < 5 / size**0.5
@@ -70,7 +71,7 @@ def test_dropout_keeps_its_share_and_nothing_repeats() -> None:
 
 def test_the_mean_over_draws_is_what_no_dropout_gives(nodes: list[Timer]) -> None:
     """A mask divided by 1 - chance: E[mask x] = x, to 5 sigma of 4,000 draws."""
-    draws = torch.arange(4000, dtype=torch.int32)
+    draws = draws_of(torch.arange(4000, dtype=torch.int32), torch.zeros(4000), 3)
     found = kept(draws, 2, (8,), 0.3).double() / 0.7
     assert (found.mean(dim=0) - 1).abs().max() < 5 * (0.3 / 0.7 / 4000) ** 0.5
 

@@ -1,26 +1,17 @@
 """The Triton convolutions of k nodes equal torch's; by Triton's interpreter, so no GPU is needed."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="triton is not installed")
 
-
-def test_outputs_and_gradients_equal_torchs() -> None:
-    # a process of its own: whether a kernel is interpreted is settled when it is defined
-    script = Path(__file__).with_name("interpreted_convolutions.py")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("this Triton's interpreter (3.6, say) cannot read a loop's end with this numpy (2.4 or later)")
-    assert done.returncode == 0, done.stderr
+def test_outputs_and_gradients_equal_torchs(interpreted: Callable[[Path], None]) -> None:
+    interpreted(Path(__file__).with_name("interpreted_convolutions.py"))
 
 
 def test_tiles_divide_the_networks_channels_and_fill_the_card() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
     import torch
 
     from feda2l.simulate.cuda_convolution import PROGRAMS, Shape, parts_of_sum, product_tile, weight_tile

@@ -34,6 +34,22 @@ def _products(  # type: ignore[no-untyped-def]
         target += COUNT
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _squares(vectors, stride, sums, width, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    part, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    place = part * SIZE + tl.arange(0, SIZE)
+    x = tl.load(vectors + row * stride + place, mask=place < width, other=0.0).to(tl.float64)
+    tl.store(sums + row * tl.num_programs(0) + part, tl.sum(x * x, axis=0))
+
+
+def squared_norms(vectors: Tensor) -> Tensor:
+    """v_k . v_k of each, [count] in float64."""
+    count, width = vectors.shape
+    sums = torch.empty(count, triton.cdiv(width, TILE), dtype=torch.float64, device=vectors.device)
+    _squares[sums.shape[1], count](vectors, vectors.stride(0), sums, width, SIZE=TILE)
+    return sums.sum(dim=1)
+
+
 def inner_products(vectors: Tensor, shift: Tensor | None = None) -> Tensor:
     """(v_j - s) . (v_k - s) of all pairs, [count, count] in float64; each part's sums are added in one order."""
     count, width = vectors.shape

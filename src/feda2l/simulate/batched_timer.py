@@ -14,7 +14,7 @@ ONE, OTHER = -2048144789, -1028477387  # 0x85ebca6b and 0xc2b2ae35 as int32: the
 SITE, OTHERS = 40503, 0x632BE5AB  # any odd numbers
 SPREAD = -1640531535  # 0x9e3779b1 as int32: odd, and near the golden section of its range
 
-Draws = Tensor  # int32 [k]: what a row's dropout is drawn from in this step
+Draws = Tensor  # int32 [k, sites, 2]: what each of a row's dropouts is drawn from in this step
 
 
 def covers_timer(model: Timer) -> bool:
@@ -79,26 +79,41 @@ def timer_forward(
     return forward
 
 
-def draws_of(seeds: Tensor, step: Tensor) -> Draws:
-    """What the rows' dropout is drawn from in a step: a hash of a round's seed, int32 [k], and the step's number."""
-    return _mixed(seeds + _mixed(step.int() * SITE + OTHERS))
+def dropouts(model: Timer) -> int:
+    """How many dropouts a forward pass has: one behind the embedding, four a block."""
+    return 1 + 4 * len(model.blocks)
+
+
+def draws_of(seeds: Tensor, step: Tensor, sites: int) -> Draws:
+    """Hashes of a round's seeds, int32 [k], the step's number [k] and the site: all of a draw but the place.
+
+    Made once a step: a compiler would make them anew for every number that is dropped or kept.
+    """
+    own = _mixed(seeds + _mixed(step.int() * SITE + OTHERS)).unsqueeze(1)
+    first = _mixed(own + torch.arange(sites, dtype=torch.int32, device=seeds.device) * SITE)
+    return torch.stack([first, _mixed(first ^ OTHERS)], dim=-1)
 
 
 def kept(draws: Draws, site: int, shape: Sequence[int], chance: float) -> Tensor:
     """Which numbers of each row a dropout keeps, [k, *shape]: a hash of the row's draws, the site and the place.
 
     No generator: a row drops the same whoever trains beside it, in whatever order, and a captured step can be replayed.
+    The hash is that of `_mixed` without its last line, which changes the lower bits alone: here the highest decide.
     """
-    shaped = (-1, *(1,) * len(shape))
-    start = _mixed(draws + site * SITE)
+    start, other = (draws[:, site, i].view(-1, *(1,) * len(shape)) for i in (0, 1))
     place = torch.arange(torch.Size(shape).numel(), dtype=torch.int32, device=draws.device).view(1, *shape)
     # the sum before the product: the compiler would take a product of places for an address, which may not overflow
-    bits = _mixed((place + start.view(shaped)) * SPREAD ^ _mixed(start ^ OTHERS).view(shaped))
-    return (bits & 0x7FFFFFFF) >= int(chance * (1 << 31))
+    bits = _shaken((place + start) * SPREAD ^ other)
+    return bits >= int(chance * (1 << 32)) - (1 << 31)
+
+
+def _shaken(x: Tensor) -> Tensor:
+    """All but the last line of MurmurHash3's finaliser, on int32, whose products wrap; `>>` copies the sign."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * ONE
+    return (x ^ ((x >> 13) & 0x7FFFF)) * OTHER
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """The finaliser of MurmurHash3 on int32, whose products wrap; `>>` copies the sign, so that it is cut off."""
-    x = (x ^ ((x >> 16) & 0xFFFF)) * ONE
-    x = (x ^ ((x >> 13) & 0x7FFFF)) * OTHER
+    """The finaliser of MurmurHash3."""
+    x = _shaken(x)
     return x ^ ((x >> 16) & 0xFFFF)

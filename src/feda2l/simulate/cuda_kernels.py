@@ -84,7 +84,7 @@ def _update(  # type: ignore[no-untyped-def]
             step = tl.load(steps + row).to(kind)
             one = 1.0 - tl.exp2(step * -0.15200309344504995)  # .9^t as 2^(t log2 .9)
             two = 1.0 - tl.exp2(step * -0.0014434168696687186)  # .999^t
-            p -= rate / one * m / (tl.sqrt(v / two) + 1e-8)
+            p -= rate / one * m / (tl.sqrt(v * (1.0 / two)) + 1e-8)  # one division a number, not two
             tl.store(first + place, m, mask=mask)
             tl.store(second + place, v, mask=mask)
         tl.store(parameters + place, p, mask=mask)

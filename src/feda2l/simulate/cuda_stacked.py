@@ -21,7 +21,7 @@ from feda2l.round.train import Training
 from feda2l.simulate.batched_forward import batched_forward
 from feda2l.simulate.batched_loss import batch_losses
 from feda2l.simulate.batched_resnet import resnet_forward
-from feda2l.simulate.batched_timer import draws_of, timer_forward
+from feda2l.simulate.batched_timer import draws_of, dropouts, timer_forward
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine, next_samples, step_of, with_loss
 from feda2l.simulate.engine import ERRORS, Score, ScoreJob, TrainJob, sample_errors
 from feda2l.simulate.folded_norms import FoldedNorms
@@ -312,7 +312,7 @@ class CudaStacked(CudaEngine):
             taught = self.taught[self.tables[places], samples]
         inputs, targets = self.take(places, job, group.batch)
         there = None if self.whole else self.there(self.sizes[places], counter, lengths, len(inputs) // rows)
-        draws = self.drawn(self.draws[places], counter) if isinstance(self.model, Timer) else None
+        draws = self.drawn(self.draws[places], counter, dropouts(self.model)) if isinstance(self.model, Timer) else None
         x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
         x, answers = x.unflatten(0, (rows, -1)), targets.unflatten(0, (rows, -1))
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PIECE = 250  # windows of a piece
-PIECES = 20  # that are answered together
+PIECE = 200  # windows of a piece
+PIECES = 25  # that are answered together
 
 
 class Question(NamedTuple):

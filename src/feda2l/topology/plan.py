@@ -13,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Values mixed at a time. On a CPU a tile stays in the cache: 1,000 nodes x 10,000 parameters on a ring take 9 ms in
-# tiles, 85 ms at once and 23 ms row by row. On a GPU fewer, larger kernels win.
+# Values mixed at a time: a tile stays in the cache. 1,000 nodes x 10,000 parameters on a ring take 9 ms in tiles, 85 ms
+# at once and 23 ms row by row.
 # A CSR product takes 6 ms, but MKL starts from +0 (so -0 is lost) and neither it nor cuSPARSE promises the bits.
-TILE = {"cpu": 1 << 18}
-GPU_TILE = 1 << 24
+TILE = 1 << 18
 
 
 class SparseRows(NamedTuple):
@@ -46,6 +45,11 @@ class SparseRows(NamedTuple):
         at = np.repeat(self.offsets[rows] - offsets[:-1], size) + np.arange(offsets[-1])
         return SparseRows(offsets, self.ids[at], self.weights[at])
 
+    def tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same where a matrix is, its weights of the matrix's dtype."""
+        offsets, ids, weights = map(torch.from_numpy, self)
+        return offsets.to(like.device), ids.to(like.device), weights.to(like)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,7 +60,8 @@ class Plan:
     """
 
     order: Tensor  # where in the result each distinct row goes
-    slots: list[tuple[Tensor, Tensor]]
+    slots: list[tuple[Tensor, Tensor]]  # on a GPU none: there the distinct rows are one kernel's
+    rows: tuple[Tensor, Tensor, Tensor] | None  # offsets, ids and weights of the distinct rows, on a GPU
     first: int | None  # the results of all distinct rows are neighbours from here on: sums go straight to their place
     copies: list[tuple[int, int]]  # (row of the result, the row that it equals)
 
@@ -69,15 +74,15 @@ class Plan:
         falling = np.argsort(-length, kind="stable")
         order, length = first[falling], length[falling]
         slots = []
-        for slot in range(length[0] if len(length) else 0):
+        for slot in range(length[0] if len(length) and not like.is_cuda else 0):
             at = rows.offsets[order[: np.searchsorted(-length, -slot)]] + slot
-            near = torch.from_numpy(rows.ids[at]).to(like.device)
-            slots.append((near, torch.from_numpy(rows.weights[at]).to(like).unsqueeze(1)))
+            slots.append((torch.from_numpy(rows.ids[at]), torch.from_numpy(rows.weights[at]).to(like).unsqueeze(1)))
         places = targets[order]
         neighbours = len(places) > 0 and np.array_equal(places, np.arange(places[0], places[0] + len(places)))
         return cls(
             order=torch.from_numpy(places).to(like.device),
             slots=slots,
+            rows=rows.take(order).tensors(like) if like.is_cuda else None,
             first=int(places[0]) if neighbours else None,
             copies=[(int(targets[i]), int(targets[first[g]])) for i, g in enumerate(groups) if first[g] != i],
         )
@@ -87,8 +92,18 @@ class Plan:
         """Write the rows' products with `source` to their places in `out`; both `[.., columns]`, in separate memory."""
         if not len(self.order):
             return
-        height = max(1, TILE.get(source.device.type, GPU_TILE) // max(1, source.shape[1]))
-        height = min(height, len(self.order))
+        if self.rows is not None:
+            from feda2l.topology.cuda_mixing import mix_rows
+
+            mix_rows(source, out, *self.rows, self.order)
+        else:
+            self._apply_slots(source, out)
+        for row, first in self.copies:
+            out[row].copy_(out[first])
+
+    def _apply_slots(self, source: Tensor, out: Tensor) -> None:
+        """Write the products of the distinct rows, some at a time, slot by slot."""
+        height = min(max(1, TILE // max(1, source.shape[1])), len(self.order))
         products = source.new_empty(height, source.shape[1])
         apart = torch.empty_like(products) if self.first is None else None
         for start in range(0, len(self.order), height):
@@ -109,5 +124,3 @@ class Plan:
                     sums[: len(near)].add_(term)
             if apart is not None:
                 out.index_copy_(0, rows, sums)
-        for row, first in self.copies:
-            out[row].copy_(out[first])
