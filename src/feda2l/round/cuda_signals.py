@@ -14,7 +14,7 @@ SIZE = 16 * ALIGNMENT
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _divergence(base, trained, sums, width, stride, rows, EPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _divergence(base, trained, sums, width, stride, EPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     mask = place < width
@@ -26,7 +26,7 @@ def _divergence(base, trained, sums, width, stride, rows, EPS: tl.constexpr, SIZ
     inside = block < width // BLOCK
     target = sums + row * (width // BLOCK) + block
     tl.store(target, tl.sum(tl.reshape((moved * moved).to(tl.float64), (blocks, BLOCK)), axis=1), mask=inside)
-    target += rows.to(tl.int64) * (width // BLOCK)
+    target += tl.num_programs(1).to(tl.int64) * (width // BLOCK)
     tl.store(target, tl.sum(tl.reshape((size * size).to(tl.float64), (blocks, BLOCK)), axis=1), mask=inside)
 
 
@@ -50,7 +50,7 @@ def divergence_blocks(base: Tensor, trained: Tensor, eps: float) -> Tensor:
     rows, width = base.shape
     sums = torch.empty(2, rows, width // ALIGNMENT, dtype=torch.float64, device=base.device)
     grid = (triton.cdiv(width, SIZE), rows)
-    _divergence[grid](base, trained, sums, width, base.stride(0), rows, EPS=eps, SIZE=SIZE, BLOCK=ALIGNMENT)
+    _divergence[grid](base, trained, sums, width, base.stride(0), EPS=eps, SIZE=SIZE, BLOCK=ALIGNMENT)
     return sums
 
 

@@ -21,7 +21,7 @@ from feda2l.round.train import Training
 from feda2l.simulate.batched_forward import batched_forward
 from feda2l.simulate.batched_loss import batch_losses
 from feda2l.simulate.batched_resnet import resnet_forward
-from feda2l.simulate.batched_timer import draws_of, dropouts, timer_forward
+from feda2l.simulate.batched_timer import dropouts, timer_forward
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine, next_samples, step_of, with_loss
 from feda2l.simulate.engine import ERRORS, Score, ScoreJob, TrainJob, sample_errors
 from feda2l.simulate.folded_norms import FoldedNorms
@@ -29,6 +29,7 @@ from feda2l.simulate.group_size import group_size
 from feda2l.simulate.questions import Question, summed_errors
 from feda2l.simulate.running_statistics import RunningStatistics
 from feda2l.simulate.stacked import stacked_loss
+from feda2l.simulate.timer_passes import draws_of
 
 SCORED = 10  # models that are scored together; fewer do not pay for compiling
 SCORED_BATCH = 1000

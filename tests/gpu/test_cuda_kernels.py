@@ -1,0 +1,64 @@
+"""Small Triton kernels against what the CPU does, on a real GPU; skipped where there is none."""
+
+import pytest
+import torch
+from rounds_on_devices import difference
+
+from feda2l.layers import find_layers
+from feda2l.models.timer import Timer
+from feda2l.rates.base import Measure
+from feda2l.round.adapt import Columns
+from feda2l.round.states import Layout
+from feda2l.simulate.batched_timer import dropouts, timer_forward
+from feda2l.simulate.timer_passes import draws_of
+from feda2l.topology import build, build_mixing
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_signals_of_few_rows_are_the_cpus(rows: int) -> None:
+    """One row is a node on a machine of its own; a number that is 1 is a constant to Triton."""
+    model = torch.nn.Sequential(torch.nn.Linear(70, 30), torch.nn.Linear(30, 5))
+    layout = Layout.of(model)
+    base, trained = torch.randn(2, rows, layout.width) * 1e-3
+    found = []
+    for device in ("cpu", "cuda"):
+        columns = Columns(layout, find_layers(model), Measure(), torch.device(device))
+        states = base.to(device), trained.to(device)
+        found.append(torch.stack([columns.divergence(*states), columns.movement(*states), columns.stability(*states)]))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("full", 1), ("full", 12), ("ring", 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mixing_has_the_bits_of_the_cpu(name: str, nodes: int, dtype: torch.dtype) -> None:
+    mixing = build_mixing(build(name, nodes), "samples", samples=[7 * node + 3 for node in range(nodes)])
+    own = [torch.rand(len(mixing.row(node)[0])) for node in range(nodes)]  # as FedAWA's: all rows differ
+    rows = torch.randn(nodes, 5000, dtype=dtype)
+    for weights in (mixing, mixing.reweighed(own, 1)):
+        expected, found = torch.empty_like(rows), torch.empty_like(rows).cuda()
+        weights.apply(rows, 1, expected)
+        weights.apply(rows.cuda(), 1, found)
+        assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize(("precision", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
+def test_timers_kernels_equal_what_is_written_out(precision: torch.dtype, near: float) -> None:
+    """Forecasts and gradients of three Timers with dropout, in the kernels' precision and in float64 on the CPU."""
+    model = Timer(input=(96, 2), dropout=0.3)
+    torch.manual_seed(1)
+    parameters = [torch.stack([torch.randn_like(p) * 0.03 + p for _ in range(3)]) for p in model.parameters()]
+    exact = [p.detach().to(precision).double().requires_grad_() for p in parameters]
+    half = [p.detach().to(precision).cuda().requires_grad_() for p in parameters]
+    x, seeds = torch.randn(3, 5, 96, 2), torch.arange(3, dtype=torch.int32)
+    found = []
+    for leaves, device, dtype in ((exact, "cpu", torch.float64), (half, "cuda", precision)):
+        forward = timer_forward(model, torch.device(device), dtype)
+        draws = draws_of(seeds.to(device), torch.zeros(3, device=device), dropouts(model))
+        forecast = forward(leaves, x.to(device, torch.float64 if device == "cpu" else torch.float32), draws)
+        found.append([forecast, *torch.autograd.grad(forecast.square().sum(), leaves)])
+    names = ["forecast", *(name for name, _ in model.named_parameters())]
+    for name, one, other in zip(names, *found, strict=True):
+        if not name.endswith("key.bias"):  # whose gradient is 0: what all keys have in common, softmax does not see
+            assert difference(one, other) < near, name

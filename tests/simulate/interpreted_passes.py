@@ -1,0 +1,81 @@
+"""Timer's Triton passes against those that are written out, on a CPU in Triton's interpreter; run by a test."""
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from feda2l.models.timer import Timer
+from feda2l.simulate import batched_timer, timer_passes
+from feda2l.simulate.batched_timer import dropouts, timer_forward
+from feda2l.simulate.timer_passes import Dropout, draws_of
+
+ROWS, WINDOWS, TOKENS, HEADS, WIDTH, HIDDEN = 3, 7, 4, 2, 16, 32
+DRAWS = draws_of(torch.tensor([5, 99, -1234567], dtype=torch.int32), torch.zeros(3), 5)
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Numbers; biases [rows, width] lie apart from each other, as a population's do."""
+    wide = [torch.randn(*shape[:-1], shape[-1] + 8) for shape in shapes]
+    cut = [numbers[..., :-8] if numbers.dim() == 2 else numbers[..., :-8].contiguous() for numbers in wide]
+    return [numbers.requires_grad_() for numbers in cut]
+
+
+def compare(make: Callable[[Sequence[Tensor], Dropout], tuple[Tensor, Tensor]], inputs: list[Tensor]) -> None:
+    """Outputs and gradients of both, with and without dropout."""
+    for dropout in (Dropout(DRAWS, 3, 0.3), Dropout(None, 3, 0.3), Dropout(DRAWS, 3, 0.0)):
+        plain, found = make(inputs, dropout)
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+        weights = torch.randn_like(plain)
+        expected, gradients = (torch.autograd.grad((out * weights).sum(), inputs) for out in (plain, found))
+        for number, (one, other) in enumerate(zip(expected, gradients, strict=True)):
+            torch.testing.assert_close(
+                other, one, rtol=1e-4, atol=1e-5, msg=lambda text, n=number: f"input {n}: {text}"
+            )
+
+
+def main() -> None:
+    from feda2l.simulate import cuda_passes  # wants triton
+
+    torch.manual_seed(1)
+    place, bias, many = (ROWS, WINDOWS * TOKENS, WIDTH), (ROWS, WIDTH), (ROWS, WINDOWS * TOKENS, HIDDEN)
+    compare(lambda x, d: (timer_passes.activated(*x, d), cuda_passes.activated(*x, d)), leaves(many, (ROWS, HIDDEN)))
+    compare(
+        lambda x, d: (timer_passes.normed(*x, d), cuda_passes.normed(*x, d)), leaves(place, place, bias, bias, bias)
+    )
+    compare(
+        lambda x, d: (
+            timer_passes.attended(x[:3], x[3:], TOKENS, HEADS, d),
+            cuda_passes.attended(x[:3], x[3:], TOKENS, HEADS, d),
+        ),
+        leaves(place, place, place, bias, bias, bias),
+    )
+    # far from 0, where the tail of the normal distribution is all that is left
+    x = torch.linspace(-30, 30, 4096).view(1, 128, 32)
+    found = cuda_passes.activated(x, torch.zeros(1, 32), Dropout(None, 0, 0.0))
+    torch.testing.assert_close(found.double(), F.gelu(x.double()), rtol=0, atol=1e-6)
+    whole(cuda_passes)
+    print("equal")
+
+
+def whole(passes: ModuleType) -> None:
+    """A whole Timer with either, traced as the compiler traces it."""
+    model = Timer(input=(32, 2), horizon=8, patch=8, width=WIDTH, heads=HEADS, hidden=HIDDEN, dropout=0.3)
+    parameters = leaves(*((ROWS, *parameter.shape) for parameter in model.parameters()))
+    x, draws = torch.randn(ROWS, 5, 32, 2), draws_of(torch.arange(ROWS).int(), torch.zeros(ROWS), dropouts(model))
+    found = []
+    for used in (timer_passes, passes):
+        batched_timer.timer_passes = used  # type: ignore[attr-defined]
+        forward = torch.compile(timer_forward(model, torch.device("cpu"), torch.float32), backend="aot_eager")
+        forecast = forward(parameters, x, draws)
+        found.append([forecast, *torch.autograd.grad(forecast.square().sum(), parameters)])
+        with torch.no_grad():
+            found[-1].append(forward(parameters, x, None))
+    for number, (one, other) in enumerate(zip(*found, strict=True)):
+        assert (one - other).norm() < 1e-5 * one.norm(), number
+
+
+if __name__ == "__main__":
+    main()
