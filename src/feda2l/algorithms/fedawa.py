@@ -115,13 +115,13 @@ def _sums(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
 
 def _sums_on_gpu(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
     """The same from three passes; of theta_k . g what 2 theta_k . g = ||theta_k||^2 + ||g||^2 - ||tau_k||^2 says."""
-    from feda2l.algorithms.cuda_products import MOST, inner_products, squared_norms
+    from feda2l.algorithms.cuda_products import MOST, inner_products
 
     if len(models) > MOST:
         return _sums(models, base, crossed=crossed)
-    apart, own, size = inner_products(models, base), squared_norms(models), squared_norms(base.unsqueeze(0))
-    along = (own + size - apart.diagonal()) / 2
-    return torch.cat([apart.flatten(), inner_products(models).flatten() if crossed else own, along, size])
+    apart, own, size = inner_products(models, base), inner_products(models), inner_products(base.unsqueeze(0))[0]
+    along = (own.diagonal() + size - apart.diagonal()) / 2
+    return torch.cat([apart.flatten(), (own if crossed else own.diagonal()).flatten(), along, size])
 
 
 def _inner(vectors: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def timer_forward(
     table = positions(tokens, model.embed.out_features, device, dtype)  # here: a captured step must not make it
     chance, heads_of = model.dropout.p, [block.heads for block in model.blocks if isinstance(block, Block)]
     passes: ModuleType = timer_passes
-    if device.type == "cuda" and _of_whole_tiles(model, tokens):
+    if device.type == "cuda" and dtype != torch.float64 and _of_whole_tiles(model, tokens):
         from feda2l.simulate import cuda_passes as passes
 
     def forward(parameters: Sequence[Tensor], x: Tensor, draws: Tensor | None) -> Tensor:
