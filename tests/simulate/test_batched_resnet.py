@@ -70,7 +70,7 @@ def test_running_statistics_are_torchs_until_a_row_is_done(pictures: Tensor) -> 
         population.place(row, node)
     places, order = torch.arange(3), torch.tensor([2, 0, 1])  # rows train in another order than they are kept in
     parameters = [p[order] for p in stacked([list(node.parameters()) for node in nodes])]
-    statistics, forward = RunningStatistics(nodes[0], population), resnet_forward(nodes[0])
+    statistics, forward = RunningStatistics(nodes[0], population, len(population.base)), resnet_forward(nodes[0])
     steps = torch.tensor(lengths)[order]
     statistics.take(places, order)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_running_statistics_are_torchs_until_a_row_is_done(pictures: Tensor) -> 
 
 def test_a_row_that_is_done_keeps_its_statistics_whatever_it_sees() -> None:
     population = Population(nn.BatchNorm2d(2), 1, 1, "sgd")
-    statistics = RunningStatistics(nn.BatchNorm2d(2), population)
+    statistics = RunningStatistics(nn.BatchNorm2d(2), population, len(population.base))
     statistics.learn(slice(0, 1), torch.full((1, 4), torch.nan), torch.tensor([[False]]))
     assert statistics.values.eq(0).all()
 

@@ -26,6 +26,8 @@ def test_a_group_costs_its_longest_row_and_its_empty_places() -> None:
         ([[500] * 10] * 12, RESNET, 10),  # of 20 an odd number of runs would leave ten places empty
         ([[500] * 10] * 24, RESNET, 20),  # with so many it hardly matters, and fewer steps are cheaper
         ([[184] * 8] * 16, TIMER, 16),
+        # Beijing: 14 of 16 runs train most of the time, and 14 rows have the same number of steps
+        ([[129, 124, 119, 111, 101, 97, 83, 43, 42, 14, 10, 4]] * 16, TIMER, 14),
         ([[500] * 10] * 20, CNN, 200),  # small models: no smaller group would keep a card busy
         ([[100, 10, 10, 10]], RESNET, 4),  # four or five rows wait for one whatever it costs
         ([[1000] + [10] * 9], RESNET, 5),
@@ -38,7 +40,7 @@ def test_the_size_of_groups(runs: list[list[int]], width: int, size: int) -> Non
 @given(
     st.lists(st.lists(st.integers(0, 400), min_size=1, max_size=12), min_size=1, max_size=9), st.integers(1, 3 * MOST)
 )
-def test_it_divides_all_rows_and_is_bounded(runs: list[list[int]], width: int) -> None:
+def test_it_is_bounded(runs: list[list[int]], width: int) -> None:
     size = group_size(runs, width)
-    assert sum(map(len, runs)) % size == 0
+    assert 1 <= size <= sum(map(len, runs))
     assert size == 1 or size * width <= MOST

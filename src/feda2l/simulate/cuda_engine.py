@@ -73,21 +73,13 @@ class CudaEngine(Engine):
         self.precision, self.deterministic = precision, deterministic
         self.repeats = deterministic
         base, slots = population.base, population.layout.slots
-        self.device, rows = base.device, len(base)
-        # bf16: all but BatchNorm, which takes both, computes on a half-precision copy that the update kernel keeps true
-        self.half = torch.zeros_like(base, dtype=torch.bfloat16) if precision == "bf16" else None
-        self.dtype = base.dtype if self.half is None else torch.bfloat16
+        self.device = base.device
+        self.dtype = torch.bfloat16 if precision == "bf16" else base.dtype
         whole = {name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)}
-        self.in_half = [self.half is not None and slot.name.rpartition(".")[0] not in whole for slot in slots]
+        self.in_half = [precision == "bf16" and slot.name.rpartition(".")[0] not in whole for slot in slots]
         self.table = update_table(population.layout, self.in_half, self.device)
         self.full_table = update_table(population.layout, [False] * len(slots), self.device)
-        self.rates = torch.zeros(rows, len(slots), dtype=base.dtype, device=self.device)
-        self.momentum = torch.zeros(rows, dtype=base.dtype, device=self.device)
-        self.weight_decays = torch.zeros_like(self.momentum)
-        self.counter = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self.lengths = torch.zeros_like(self.counter)
-        self.total = torch.zeros(rows, dtype=torch.float64, device=self.device)
-        self.order = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
+        self.make_room(len(base))
         self.steps = population.steps
         self.gathered = self.gather  # an engine may compile it
         self.teaching = [number for number, member in enumerate(members) if member.training.algorithm.teaches]
@@ -96,6 +88,19 @@ class CudaEngine(Engine):
         self.scorers = [
             (copy.deepcopy(model).to(self.device), torch.cuda.Stream(self.device)) for _ in range(EVALUATION_STREAMS)
         ]
+
+    def make_room(self, rows: int) -> None:
+        """Memory for what a step reads of each row beside its parameters."""
+        base = self.population.base
+        # bf16: all but BatchNorm, which takes both, computes on a half-precision copy that the update kernel keeps true
+        half = self.dtype == torch.bfloat16
+        self.half = base.new_zeros(rows, base.shape[1], dtype=torch.bfloat16) if half else None
+        self.rates = base.new_zeros(rows, len(self.population.layout.slots))
+        self.momentum, self.weight_decays = base.new_zeros(rows), base.new_zeros(rows)
+        self.counter = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.lengths = torch.zeros_like(self.counter)
+        self.total = torch.zeros(rows, dtype=torch.float64, device=self.device)
+        self.order = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
 
     def start(self, processes: int | None = None) -> None:
         """Nothing to fork: the card is the worker."""

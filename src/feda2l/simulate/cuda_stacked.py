@@ -67,9 +67,6 @@ class CudaStacked(CudaEngine):
 
     def start(self, processes: int | None = None) -> None:
         population, members = self.population, self.members
-        self.parameters = torch.zeros_like(population.base)
-        self.memory = [torch.zeros_like(matrix) for matrix in population.memory.values()]
-        self.steps = torch.zeros_like(population.steps)
         rows = [(shard, member.training) for member in members for shard in member.shards]
         lengths = [[member.training.steps(len(shard)) for shard in member.shards] for member in members]
         self.length = [length for own in lengths for length in own]  # of every row
@@ -86,11 +83,19 @@ class CudaStacked(CudaEngine):
             algorithm = rows[alike[0]][1].algorithm
             starts = range(first, first + len(alike), size)
             self.spans += [(slice(start, start + size), algorithm) for start in starts]
-        self.tables = torch.zeros(len(rows), 1, dtype=torch.int64, device=self.device)
+        places = self.spans[-1][0].stop  # a few more than rows, where groups do not divide them
+        self.make_room(places)
+
+        def by_place(matrix: Tensor) -> Tensor:
+            return matrix.new_zeros(places, *matrix.shape[1:])
+
+        self.parameters, self.steps = by_place(population.base), by_place(population.steps)
+        self.memory = [by_place(matrix) for matrix in population.memory.values()]
+        self.tables = torch.zeros(places, 1, dtype=torch.int64, device=self.device)
         # what the algorithms' parts in a step read, by place; nothing where all train plainly
         steered = any(kinds)
-        self.base = torch.zeros_like(population.base) if steered else None
-        self.remembered = {name: torch.zeros_like(matrix) for name, matrix in population.state.items() if steered}
+        self.base = by_place(population.base) if steered else None
+        self.remembered = {name: by_place(matrix) for name, matrix in population.state.items() if steered}
         self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
         self.groups: dict[int, _Group] = {}  # by the number of the span, once it is used
         self.together = torch.compile(self._forward(), dynamic=False)
@@ -100,13 +105,13 @@ class CudaStacked(CudaEngine):
             self.alone = torch.compile(partial(functional_call, self.folded.template), dynamic=False)
         # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
         self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
-        self.sizes = torch.zeros(len(rows), 0, dtype=torch.int32, device=self.device)
-        self.draws = torch.zeros(len(rows), dtype=torch.int32, device=self.device)
+        self.sizes = torch.zeros(places, 0, dtype=torch.int32, device=self.device)
+        self.draws = torch.zeros(places, dtype=torch.int32, device=self.device)
         # compiled, since a step on windows is sixty small kernels longer without
         self.gathered = torch.compile(self.gather, dynamic=False)
         self.there: Callable[..., Tensor] = torch.compile(samples_there, dynamic=False)
         self.drawn: Callable[..., Tensor] = torch.compile(draws_of, dynamic=False)
-        self.statistics = RunningStatistics(self.model, population) if population.buffers else None
+        self.statistics = RunningStatistics(self.model, population, places) if population.buffers else None
 
     def close(self) -> None:
         super().close()

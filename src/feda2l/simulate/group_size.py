@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-LEAST = 100_000_000  # parameters of a group that keep a card busy: nine or ten ResNet-18
+LEAST = 90_000_000  # parameters of a group that keep a card busy: nine ResNet-18, fourteen Timers
 MOST = 225_000_000  # larger groups are no faster, and rows come in any number
 WASTE = 1.15  # a group may cost this much more than its rows hold
 STEP = 0.9  # what a step of a group costs beside its rows, in rows: ten ResNets against twenty
 
 
 def group_size(runs: Sequence[Sequence[int]], width: int) -> int:
-    """How many rows a group has; it divides all. `runs` has the number of steps of each row, `width` parameters each.
+    """How many rows a group has. `runs` has the number of steps of each row, `width` parameters each.
 
     A group takes as many steps as its longest row, rows come longest first, and a place without a row costs as much as
     any other. Runs that train alike train once, so that anything from half of the runs to all of them may be there: of
@@ -21,7 +21,7 @@ def group_size(runs: Sequence[Sequence[int]], width: int) -> int:
     16
     """
     count = sum(map(len, runs))
-    sizes = [size for size in range(count, 0, -1) if count % size == 0 and size * width <= max(MOST, width)]
+    sizes = [size for size in range(count, 0, -1) if size * width <= max(MOST, width)]
     busy = [size for size in sizes if size * width >= LEAST]
     half = (len(runs) + 1) // 2
     waste = {size: fmean(_waste(runs[:live], size) for live in range(half, len(runs) + 1)) for size in busy}

@@ -11,12 +11,11 @@ MOMENTUM = 0.1  # torch's
 class RunningStatistics:
     """Means and variances by the place at which a row trains, [places, columns]; the population's between rounds."""
 
-    def __init__(self, model: nn.Module, population: Population) -> None:
+    def __init__(self, model: nn.Module, population: Population, places: int) -> None:
         self.names, self.buffers = averaged_buffers(model), population.buffers
         self.counts = [name for name in self.buffers if is_batch_count(name)]
         self.widths = [self.buffers[name].shape[1] for name in self.names]
-        rows, width = len(population.base), sum(self.widths)
-        self.values = torch.zeros(rows, width, dtype=population.base.dtype, device=population.device)
+        self.values = population.base.new_zeros(places, sum(self.widths))
 
     def take(self, places: Tensor, rows: Tensor) -> None:
         """Copy some rows' from the population at the start of a round."""
