@@ -3,7 +3,7 @@
 Arrays are [k, places, WIDTH], a place being a token; biases and weights [k, WIDTH], of which rows may lie apart.
 `draws` is what a dropout of each row is drawn from, THRESHOLD the first draw that is kept, `scale` 1 / (1 - chance).
 The way back adds up what a bias is given in PARTS, a program each, over `each` places: nothing is added by atomics, so
-results repeat.
+results repeat. Draws of every second site are not aligned, and one compilation serves all sites.
 """
 
 import triton
@@ -27,7 +27,7 @@ def _factor(place, draws, scale, THRESHOLD: tl.constexpr, DROPS: tl.constexpr): 
     return factor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
 def activate(  # type: ignore[no-untyped-def]
     x, bias, bias_stride, draws, draws_stride, out, slope, size, scale,
     WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, DROPS: tl.constexpr, LEARNS: tl.constexpr, SIZE: tl.constexpr,
@@ -70,7 +70,7 @@ def activate_back(  # type: ignore[no-untyped-def]
     tl.store(sums + (row * PARTS + part) * WIDTH + column, tl.sum(total, axis=0))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
 def normalise(  # type: ignore[no-untyped-def]
     x, update, bias, bias_stride, weight, weight_stride, shift, shift_stride, draws, draws_stride,
     out, total, centre, spread, places, scale,
@@ -95,7 +95,7 @@ def normalise(  # type: ignore[no-untyped-def]
     tl.store(out + start + inner, s.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
 def normalise_back(  # type: ignore[no-untyped-def]
     gradient, total, centre, spread, weight, weight_stride, draws, draws_stride,
     to_x, to_update, sums, places, each, scale,
@@ -142,7 +142,7 @@ def _biased(values, biases, place, inside):  # type: ignore[no-untyped-def]
 # can count it unrolls, and runs out of registers.
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
     query, key, value, of_query, of_key, of_value, bias_stride, draws, draws_stride, out, level, places, tokens, scale,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, DEPTH: tl.constexpr, THRESHOLD: tl.constexpr, DROPS: tl.constexpr,
@@ -178,7 +178,7 @@ def attend(  # type: ignore[no-untyped-def]
         )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
 def attend_back(  # type: ignore[no-untyped-def]
     query, key, value, of_query, of_key, of_value, bias_stride, draws, draws_stride, mixed, level, gradient,
     to_query, to_key, to_value, sums, places, tokens, each, scale,
