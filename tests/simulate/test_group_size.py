@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feda2l.simulate.group_size import MOST, _waste, group_size
+from feda2l.simulate.group_size import MOST, _longest_first, _waste, group_size
 
 RESNET = 11_228_032  # parameters of ResNet-18, aligned
 TIMER = 6_515_200
@@ -13,10 +13,10 @@ CNN = 890_000
 
 def test_a_group_costs_its_longest_row_and_its_empty_places() -> None:
     runs = [[4, 2], [4, 2]]  # longest first: 4, 4, 2, 2
-    assert _waste(runs, 2) == 1  # 2 x 4 + 2 x 2 of 12
-    assert _waste(runs, 4) == pytest.approx(16 / 12)
-    assert _waste(runs[:1], 4) == pytest.approx(16 / 6)  # two places are empty
-    assert _waste([[0, 0]], 2) == 0
+    assert _waste(_longest_first(runs), 2) == 1  # 2 x 4 + 2 x 2 of 12
+    assert _waste(_longest_first(runs), 4) == pytest.approx(16 / 12)
+    assert _waste(_longest_first(runs[:1]), 4) == pytest.approx(16 / 6)  # two places are empty
+    assert _waste([0, 0], 2) == 0
 
 
 @pytest.mark.parametrize(

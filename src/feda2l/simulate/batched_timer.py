@@ -83,7 +83,7 @@ def dropouts(model: Timer) -> int:
 def _of_whole_tiles(model: Timer, tokens: int) -> bool:
     """Can kernels take it in tiles, whose sides are powers of 2?"""
     sides = [tokens, model.embed.out_features]
-    sides += [
-        side for block in model.blocks if isinstance(block, Block) for side in (block.heads, block.expand.out_features)
-    ]
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        sides += [block.heads, block.expand.out_features]
     return all(side & (side - 1) == 0 for side in sides)

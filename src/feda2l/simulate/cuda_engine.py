@@ -79,7 +79,6 @@ class CudaEngine(Engine):
         self.in_half = [precision == "bf16" and slot.name.rpartition(".")[0] not in whole for slot in slots]
         self.table = update_table(population.layout, self.in_half, self.device)
         self.full_table = update_table(population.layout, [False] * len(slots), self.device)
-        self.make_room(len(base))
         self.steps = population.steps
         self.gathered = self.gather  # an engine may compile it
         self.teaching = [number for number, member in enumerate(members) if member.training.algorithm.teaches]
@@ -218,8 +217,11 @@ class CudaEngine(Engine):
             take_batches(self.order[rows], *counted, samples.x, samples.y, affine, *batch)
             return batch
         self.steps[rows] += self.counter[rows] < self.lengths[rows]
-        now = self.order[rows], self.counter[rows], self.lengths[rows]
-        return self.gathered(samples, *now, self.training(job).batch_size)
+        return self.gathered(samples, *self.now(rows), self.training(job).batch_size)
+
+    def now(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """What tells these rows' next batches: their samples in order, how many steps are done, and of how many."""
+        return self.order[rows], self.counter[rows], self.lengths[rows]
 
     def gather(
         self, samples: Samples, order: Tensor, counter: Tensor, lengths: Tensor, batch_size: int

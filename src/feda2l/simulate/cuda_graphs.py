@@ -37,6 +37,7 @@ class CudaGraphs(CudaEngine):
     name = "cuda_graphs"
 
     def start(self, processes: int | None = None) -> None:
+        self.make_room(len(self.population.base))
         self.nodes: dict[int, _Node] = {}
         self.streams = [torch.cuda.Stream(self.device) for _ in range(STREAMS)]
         # graphs that share a stream run one after the other and can share memory
@@ -146,8 +147,7 @@ class CudaGraphs(CudaEngine):
         population, training, taught = self.population, self.training(job), None
         if training.algorithm.teaches:
             assert self.taught is not None
-            now = self.order[rows], self.counter[rows], self.lengths[rows]
-            samples = next_samples(*now, training.batch_size)[0] if chosen is None else chosen
+            samples = next_samples(*self.now(rows), training.batch_size)[0] if chosen is None else chosen
             taught = self.taught[self.teaching.index(job.run)][samples]
         if chosen is None:
             inputs, targets = self.take(rows, job, (inputs, targets))

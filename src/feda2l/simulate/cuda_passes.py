@@ -54,8 +54,9 @@ def normed(x: Tensor, update: Tensor, bias: Tensor, weight: Tensor, shift: Tenso
 
 def _drawn(dropout: Dropout) -> tuple[Tensor | None, float]:
     """What the operators take of a dropout."""
-    if dropout.draws is None or not dropout.chance:
+    if dropout.idle:
         return None, 0.0
+    assert dropout.draws is not None
     return dropout.draws[:, dropout.site], dropout.chance
 
 
@@ -155,12 +156,8 @@ def _attended(
 
 @torch.library.custom_op("feda2l::attended_back", mutates_args=())
 def _attended_back(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    of_query: Tensor,
-    of_key: Tensor,
-    of_value: Tensor,
+    projected: Sequence[Tensor],
+    biases: Sequence[Tensor],
     tokens: int,
     heads: int,
     draws: Tensor | None,
@@ -169,16 +166,15 @@ def _attended_back(
     level: Tensor,
     gradient: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, value, gradient = (part.contiguous() for part in (query, key, value, gradient))
-    biases, (rows, places, width) = _alike(of_query, of_key, of_value), query.shape
+    query, key, value, gradient = (part.contiguous() for part in (*projected, gradient))
+    biases, (rows, places, width) = _alike(*biases), query.shape
     for_query, for_key, for_value = (torch.empty_like(query) for _ in range(3))
     sums = query.new_empty(3, rows, PARTS, width, dtype=torch.float32)
     drawn, apart, constants = _dropping(draws, chance, query)
     together = _windows(width)
     attend_back[PARTS, rows](
         query, key, value, *biases, biases[0].stride(0), drawn, apart, mixed, level, gradient,
-        for_query, for_key, for_value, sums, places, tokens,
-        _each(places // tokens, together), 1 / (1 - chance),
+        for_query, for_key, for_value, sums, places, tokens, _each(places // tokens, together), 1 / (1 - chance),
         TOKENS=tokens, HEADS=heads, DEPTH=width // heads, LINES=heads * together, PARTS=PARTS, **constants,
     )  # fmt: skip
     return for_query, for_key, for_value, sums.sum(dim=2).to(query.dtype)
@@ -229,7 +225,8 @@ def _(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 
 @_attended_back.register_fake
-def _(query: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(projected: Sequence[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query = projected[0]
     for_query, for_key, for_value = (query.new_empty(query.shape) for _ in range(3))
     return for_query, for_key, for_value, query.new_empty(3, len(query), query.shape[-1])
 
@@ -262,7 +259,9 @@ def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 def _through_attended(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
     *tensors, draws, mixed, level = ctx.saved_tensors
-    *found, sums = _attended_back(*tensors, ctx.tokens, ctx.heads, draws, ctx.chance, mixed, level, gradient)
+    *found, sums = _attended_back(
+        tensors[:3], tensors[3:], ctx.tokens, ctx.heads, draws, ctx.chance, mixed, level, gradient
+    )
     return *found, *sums.unbind(), None, None, None, None
 
 

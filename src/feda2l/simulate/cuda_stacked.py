@@ -314,7 +314,7 @@ class CudaStacked(CudaEngine):
         taught = None
         if group.algorithm.teaches:
             assert self.taught is not None
-            samples = next_samples(self.order[places], counter, lengths, self.training(job).batch_size)
+            samples = next_samples(*self.now(places), self.training(job).batch_size)
             taught = self.taught[self.tables[places], samples]
         inputs, targets = self.take(places, job, group.batch)
         there = None if self.whole else self.there(self.sizes[places], counter, lengths, len(inputs) // rows)

@@ -132,9 +132,9 @@ def normalise_back(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _biased(values, biases, place, inside):  # type: ignore[no-untyped-def]
-    """A token's queries, keys or values of some windows and heads."""
-    return tl.load(values + place, mask=inside, other=0.0).to(tl.float32) + biases
+def _read(values, place, inside):  # type: ignore[no-untyped-def]
+    """What a token of some windows and heads has."""
+    return tl.load(values + place, mask=inside, other=0.0).to(tl.float32)
 
 
 # In both: a line is a head of a window, and a program takes LINES of them, token by token. What it reads again is in
@@ -159,23 +159,22 @@ def attend(  # type: ignore[no-untyped-def]
     bias_k = tl.load(of_key + row * bias_stride + column).to(tl.float32)
     bias_v = tl.load(of_value + row * bias_stride + column).to(tl.float32)
     for i in range(tokens):
-        q = _biased(query + start, bias_q, first + i * WIDTH, inside) * (1.0 / tl.sqrt(DEPTH * 1.0))
+        q = (_read(query + start, first + i * WIDTH, inside) + bias_q) * (1.0 / tl.sqrt(DEPTH * 1.0))
         highest = tl.full((LINES,), float("-inf"), dtype=tl.float32)
         norm = tl.zeros((LINES,), dtype=tl.float32)
         mixed = tl.zeros((LINES, DEPTH), dtype=tl.float32)
         for j in range(i + 1):
-            scores = tl.sum(q * _biased(key + start, bias_k, first + j * WIDTH, inside), axis=1)
+            scores = tl.sum(q * (_read(key + start, first + j * WIDTH, inside) + bias_k), axis=1)
             higher = tl.maximum(highest, scores)
             before, weights = tl.exp(highest - higher), tl.exp(scores - higher)
             highest, norm = higher, norm * before + weights
             weights *= _factor(((window * TOKENS + i) * TOKENS + j) * HEADS + head, draws, scale, THRESHOLD, DROPS)
-            v = _biased(value + start, bias_v, first + j * WIDTH, inside)
+            v = _read(value + start, first + j * WIDTH, inside) + bias_v
             mixed = mixed * before[:, None] + weights[:, None] * v
         mixed /= norm[:, None]
         tl.store(out + start + first + i * WIDTH, mixed.to(out.dtype.element_ty), mask=inside)
-        tl.store(
-            level + row * places * HEADS + (window * TOKENS + i) * HEADS + head, highest + tl.log(norm), mask=there
-        )
+        target = level + row * places * HEADS + (window * TOKENS + i) * HEADS + head
+        tl.store(target, highest + tl.log(norm), mask=there)
 
 
 @triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
@@ -201,14 +200,14 @@ def attend_back(  # type: ignore[no-untyped-def]
         there, first = window * TOKENS < places, window[:, None] * (TOKENS * WIDTH) + column
         inside, at = there[:, None], row * places * HEADS + window * TOKENS * HEADS + head
         for i in range(tokens):  # by query
-            q = _biased(query + start, bias_q, first + i * WIDTH, inside) * small
-            g = _biased(gradient + start, 0.0, first + i * WIDTH, inside)
-            met = tl.sum(g * _biased(mixed + start, 0.0, first + i * WIDTH, inside), axis=1)
+            q = (_read(query + start, first + i * WIDTH, inside) + bias_q) * small
+            g = _read(gradient + start, first + i * WIDTH, inside)
+            met = tl.sum(g * _read(mixed + start, first + i * WIDTH, inside), axis=1)
             top = tl.load(level + at + i * HEADS, mask=there, other=0.0)
             total = tl.zeros((LINES, DEPTH), dtype=tl.float32)
             for j in range(i + 1):
-                k = _biased(key + start, bias_k, first + j * WIDTH, inside)
-                v = _biased(value + start, bias_v, first + j * WIDTH, inside)
+                k = _read(key + start, first + j * WIDTH, inside) + bias_k
+                v = _read(value + start, first + j * WIDTH, inside) + bias_v
                 place = ((window * TOKENS + i) * TOKENS + j) * HEADS + head
                 factor = _factor(place, draws, scale, THRESHOLD, DROPS)
                 total += (tl.exp(tl.sum(q * k, axis=1) - top) * (tl.sum(g * v, axis=1) * factor - met))[:, None] * k
@@ -216,14 +215,14 @@ def attend_back(  # type: ignore[no-untyped-def]
             tl.store(to_query + start + first + i * WIDTH, total.to(to_query.dtype.element_ty), mask=inside)
             sum_q += total
         for j in range(tokens):  # by key and value
-            k = _biased(key + start, bias_k, first + j * WIDTH, inside)
-            v = _biased(value + start, bias_v, first + j * WIDTH, inside)
+            k = _read(key + start, first + j * WIDTH, inside) + bias_k
+            v = _read(value + start, first + j * WIDTH, inside) + bias_v
             for_k = tl.zeros((LINES, DEPTH), dtype=tl.float32)
             for_v = tl.zeros((LINES, DEPTH), dtype=tl.float32)
             for i in range(j, tokens):
-                q = _biased(query + start, bias_q, first + i * WIDTH, inside) * small
-                g = _biased(gradient + start, 0.0, first + i * WIDTH, inside)
-                met = tl.sum(g * _biased(mixed + start, 0.0, first + i * WIDTH, inside), axis=1)
+                q = (_read(query + start, first + i * WIDTH, inside) + bias_q) * small
+                g = _read(gradient + start, first + i * WIDTH, inside)
+                met = tl.sum(g * _read(mixed + start, first + i * WIDTH, inside), axis=1)
                 top = tl.load(level + at + i * HEADS, mask=there, other=0.0)
                 place = ((window * TOKENS + i) * TOKENS + j) * HEADS + head
                 factor = _factor(place, draws, scale, THRESHOLD, DROPS)

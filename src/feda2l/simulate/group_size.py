@@ -23,15 +23,18 @@ def group_size(runs: Sequence[Sequence[int]], width: int) -> int:
     count = sum(map(len, runs))
     sizes = [size for size in range(count, 0, -1) if size * width <= max(MOST, width)]
     busy = [size for size in sizes if size * width >= LEAST]
-    half = (len(runs) + 1) // 2
-    waste = {size: fmean(_waste(runs[:live], size) for live in range(half, len(runs) + 1)) for size in busy}
+    lined = [_longest_first(runs[:live]) for live in range((len(runs) + 1) // 2, len(runs) + 1)]
+    waste = {size: fmean(_waste(lengths, size) for lengths in lined) for size in busy}
     best = min(busy, key=lambda size: waste[size] * (1 + STEP / size), default=None)
     if best is not None and waste[best] <= WASTE:
         return best
-    return next(size for size in sizes if _waste(runs, size) <= WASTE or size <= 5)
+    return next(size for size in sizes if _waste(lined[-1], size) <= WASTE or size <= 5)
 
 
-def _waste(runs: Sequence[Sequence[int]], size: int) -> float:
-    """What the groups of these runs' rows cost, beside what the rows hold."""
-    lengths = sorted((length for run in runs for length in run), reverse=True)
+def _longest_first(runs: Sequence[Sequence[int]]) -> list[int]:
+    return sorted((length for run in runs for length in run), reverse=True)
+
+
+def _waste(lengths: Sequence[int], size: int) -> float:
+    """What the groups of these rows, which come longest first, cost beside what the rows hold."""
     return size * sum(lengths[::size]) / max(sum(lengths), 1)

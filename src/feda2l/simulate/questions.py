@@ -32,18 +32,22 @@ def summed_errors(questions: Sequence[Question], answer: Answer, kinds: int) -> 
     A last piece is filled up with the first sample, the last call with the first piece; neither is in a sum. Each part
     has a sum of its own: adding by index would be by atomics, whose order does not repeat.
     """
-    states, pieces, lengths = list[Tensor](), list[Tensor](), list[int]()
+    states, pieces, lengths = list[Tensor](), list[Tensor](), list[list[int]]()
     for state, parts in questions:
         asked = torch.cat(list(parts))
         missing = -len(asked) % PIECE
         own = F.pad(asked, (0, missing)).view(-1, PIECE).unbind()
         pieces += own
         states += [state] * len(own)
-        lengths += [*map(len, parts), missing]
+        lengths.append([*map(len, parts), missing])
     found = [torch.zeros(0, kinds, dtype=torch.float64, device=questions[0].state.device)]
     for start in range(0, len(pieces), PIECES):
         chosen = [number if number < len(pieces) else 0 for number in range(start, start + PIECES)]
         rows, samples = (torch.stack([every[number] for number in chosen]) for every in (states, pieces))
         found.append(answer(rows, samples)[: len(pieces) - start].flatten(0, 1))
-    sums = iter([part.sum(dim=0) for part in torch.cat(found).split(lengths)])
-    return [torch.stack([next(sums) for _ in (*parts, "what fills")])[:-1] for _, parts in questions]
+    by_question = torch.cat(found).split([*map(sum, lengths)])
+    # all but the last part, which only fills
+    return [
+        torch.stack([part.sum(dim=0) for part in errors.split(own)[:-1]])
+        for errors, own in zip(by_question, lengths, strict=True)
+    ]

@@ -23,13 +23,18 @@ class Dropout(NamedTuple):
     chance: float
 
     @property
+    def idle(self) -> bool:
+        """Does it let all through?"""
+        return self.draws is None or not self.chance
+
+    @property
     def threshold(self) -> int:
         """A draw, any int32, below this is dropped."""
         return int(self.chance * (1 << 32)) - (1 << 31)
 
     def of(self, x: Tensor) -> Tensor:
         """x / (1 - chance) where it is kept, else 0."""
-        if self.draws is None or not self.chance:
+        if self.idle:
             return x
         return x * kept(self, x.shape[1:]) / (1 - self.chance)
 
