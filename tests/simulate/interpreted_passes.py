@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feda2l.models.timer import Timer
-from feda2l.simulate import batched_timer, timer_passes
+from feda2l.simulate import timer_passes
 from feda2l.simulate.batched_timer import dropouts, timer_forward
 from feda2l.simulate.timer_passes import Dropout, draws_of
 
@@ -45,13 +45,14 @@ def main() -> None:
     compare(
         lambda x, d: (timer_passes.normed(*x, d), cuda_passes.normed(*x, d)), leaves(place, place, bias, bias, bias)
     )
-    compare(
-        lambda x, d: (
-            timer_passes.attended(x[:3], x[3:], TOKENS, HEADS, d),
-            cuda_passes.attended(x[:3], x[3:], TOKENS, HEADS, d),
-        ),
-        leaves(place, place, place, bias, bias, bias),
-    )
+    for cuda_passes.LINE in (1024, 32):  # all windows in one part, and in several
+        compare(
+            lambda x, d: (
+                timer_passes.attended(x[:3], x[3:], TOKENS, HEADS, d),
+                cuda_passes.attended(x[:3], x[3:], TOKENS, HEADS, d),
+            ),
+            leaves(place, place, place, bias, bias, bias),
+        )
     # far from 0, where the tail of the normal distribution is all that is left
     x = torch.linspace(-30, 30, 4096).view(1, 128, 32)
     found = cuda_passes.activated(x, torch.zeros(1, 32), Dropout(None, 0, 0.0))
@@ -67,8 +68,7 @@ def whole(passes: ModuleType) -> None:
     x, draws = torch.randn(ROWS, 5, 32, 2), draws_of(torch.arange(ROWS).int(), torch.zeros(ROWS), dropouts(model))
     found = []
     for used in (timer_passes, passes):
-        batched_timer.timer_passes = used  # type: ignore[attr-defined]
-        forward = torch.compile(timer_forward(model, torch.device("cpu"), torch.float32), backend="aot_eager")
+        forward = torch.compile(timer_forward(model, torch.device("cpu"), torch.float32, used), backend="aot_eager")
         forecast = forward(parameters, x, draws)
         found.append([forecast, *torch.autograd.grad(forecast.square().sum(), parameters)])
         with torch.no_grad():

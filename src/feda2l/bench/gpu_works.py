@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from feda2l.bench.plain_loop import PlainLoop
@@ -18,8 +18,12 @@ from feda2l.data.samples import Dataset
 from feda2l.experiment.assemble import Assembled, assemble, populate
 from feda2l.experiment.datasets import Loaded
 from feda2l.experiment.spec import Spec
+from feda2l.models.timer import Timer
+from feda2l.simulate import timer_passes
+from feda2l.simulate.batched_timer import dropouts, timer_forward
 from feda2l.simulate.engine import ScoreJob
 from feda2l.simulate.simulator import Simulator
+from feda2l.simulate.timer_passes import draws_of
 
 NODES, EACH = 10, 5000
 PLAIN_NODES = 2  # the plain loop goes node by node, so two tell what ten would take
@@ -102,6 +106,32 @@ def deterministic(model: str, batch: int, *, each: int) -> Result:
         outcome=f"free {seconds[False]:.3f} s, deterministic {seconds[True]:.3f} s a round",
         figure=f"{seconds[True] / seconds[False]:.2f}x",
         numbers={"free": seconds[False], "deterministic": seconds[True]},
+    )
+
+
+def timer_kernels(rows: int, batch: int, channels: int) -> Result:
+    """Forecasts and gradients of some Timers, with the compiler's passes between products and with Triton's kernels."""
+    from feda2l.simulate import cuda_passes
+
+    device, half = torch.device("cuda"), torch.bfloat16
+    model = Timer(input=(96, channels))
+    leaves = [p.detach().to(device, half).expand(rows, *p.shape).clone().requires_grad_() for p in model.parameters()]
+    x, y = torch.randn(2, rows, batch, 96, channels, device=device)
+    seeds, step = torch.arange(rows, dtype=torch.int32, device=device), torch.zeros(rows, device=device)
+    draws, seconds = draws_of(seeds, step, dropouts(model)), {}
+    for name, passes in (("compiled", timer_passes), ("kernels", cuda_passes)):
+        forward = torch.compile(timer_forward(model, device, half, passes), dynamic=False)
+
+        def learn(forward: Callable[..., Tensor] = forward) -> None:
+            torch.autograd.grad((forward(leaves, x, draws) - y).square().sum(), leaves)
+
+        seconds[name] = _median(learn, 21)
+    ratio = seconds["compiled"] / seconds["kernels"]
+    return Result(
+        what=f"{rows} Timers x {batch} windows of {channels} variates",
+        outcome=", ".join(f"{name} {1e3 * value:.3f} ms" for name, value in seconds.items()),
+        figure=f"{ratio:.2f}x",
+        numbers={**seconds, "ratio": ratio},
     )
 
 
@@ -191,6 +221,7 @@ GPU_WORKS: dict[str, Callable[[], Result]] = {
     "gpu-cnn-b10": partial(race, "cnn", 10),
     "gpu-cnn-b10-x7": partial(race, "cnn", 10, runs=7),
     "gpu-timer-b32": partial(race, "timer", 32, each=5888, data=walks),
+    "gpu-timer-kernels": partial(timer_kernels, 14, 32, 11),
     "gpu-score": partial(scoring, "resnet18"),
     "gpu-nodes": partial(growth, "cnn", sizes=(10, 100, 1000), each=200),
     "gpu-fixed": partial(deterministic, "cnn", 10, each=2000),

@@ -25,16 +25,17 @@ def covers_timer(model: Timer) -> bool:
 
 
 def timer_forward(
-    model: Timer, device: torch.device, dtype: torch.dtype
+    model: Timer, device: torch.device, dtype: torch.dtype, passes: ModuleType | None = None
 ) -> Callable[[Sequence[Tensor], Tensor, Tensor | None], Tensor]:
-    """Forecasts [k, batch, horizon, channels] from windows [k, batch, length, channels]; without draws, no dropout."""
+    """Forecasts [k, batch, horizon, channels] from windows [k, batch, length, channels]; without draws, no dropout.
+
+    `passes` are those between products: `timer_passes`, or, by themselves where they can be taken, `cuda_passes`.
+    """
     names = [name for name, _ in model.named_parameters()]
     tokens = model.head.in_features // model.embed.out_features
     table = positions(tokens, model.embed.out_features, device, dtype)  # here: a captured step must not make it
     chance, heads_of = model.dropout.p, [block.heads for block in model.blocks if isinstance(block, Block)]
-    passes: ModuleType = timer_passes
-    if device.type == "cuda" and dtype != torch.float64 and _of_whole_tiles(model, tokens):
-        from feda2l.simulate import cuda_passes as passes
+    passes = passes or _fastest(model, device, dtype, tokens)
 
     def forward(parameters: Sequence[Tensor], x: Tensor, draws: Tensor | None) -> Tensor:
         own = dict(zip(names, parameters, strict=True))
@@ -78,6 +79,15 @@ def timer_forward(
 def dropouts(model: Timer) -> int:
     """How many dropouts a forward pass has: one behind the embedding, four a block."""
     return 1 + 4 * len(model.blocks)
+
+
+def _fastest(model: Timer, device: torch.device, dtype: torch.dtype, tokens: int) -> ModuleType:
+    """Triton's kernels on a GPU, if they can be taken."""
+    if device.type != "cuda" or dtype == torch.float64 or not _of_whole_tiles(model, tokens):
+        return timer_passes
+    from feda2l.simulate import cuda_passes
+
+    return cuda_passes
 
 
 def _of_whole_tiles(model: Timer, tokens: int) -> bool:

@@ -6,6 +6,7 @@ sums for biases as it goes. Only imported on a GPU.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from feda2l.simulate.cuda_timer_kernels import (
     activate,
     activate_back,
+    add_parts,
     attend,
     attend_back,
     normalise,
@@ -24,9 +26,10 @@ from feda2l.simulate.timer_passes import Dropout
 
 SIZE = 1024  # numbers of a program of `activated`
 ROWS = 4  # tokens that a program of `normed` takes at a time
-PARTS = 32  # of the sum over a row's places, and so of the programs that make it
 WARPS = 8  # of `normed`'s way back, which keeps most in registers
 LINE = 1024  # numbers of a token that attention takes at a time
+REGISTERS = 168  # of a thread of attention's way back
+AT_ONCE = 3  # programs of a way back that a processor has registers for
 
 
 # --- the passes, as `timer_passes` has them --------------------------------------------------------------------
@@ -85,11 +88,12 @@ def _activated(x: Tensor, bias: Tensor, draws: Tensor | None, chance: float, lea
 def _activated_back(gradient: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     gradient, (rows, places, width) = gradient.contiguous(), gradient.shape
     out, columns = torch.empty_like(gradient), min(width, 256)
-    sums = gradient.new_empty(rows, PARTS, width, dtype=torch.float32)
-    activate_back[PARTS, width // columns, rows](
-        gradient, slope, out, sums, places, _each(places, 8), WIDTH=width, PARTS=PARTS, ROWS=8, COLUMNS=columns
+    parts, each = _parts(gradient, places, 8)
+    sums = gradient.new_empty(rows, parts, width, dtype=torch.float32)
+    activate_back[parts, width // columns, rows](
+        gradient, slope, out, sums, places, each, WIDTH=width, ROWS=8, COLUMNS=columns
     )
-    return out, sums.sum(dim=1).to(gradient.dtype)
+    return out, _added(sums, gradient)
 
 
 @torch.library.custom_op("feda2l::normed", mutates_args=())
@@ -119,14 +123,15 @@ def _normed_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradient, (rows, places, width) = gradient.contiguous(), gradient.shape
     to_x, to_update = torch.empty_like(gradient), torch.empty_like(gradient)
-    sums = gradient.new_empty(3, rows, PARTS, width, dtype=torch.float32)
+    parts, each = _parts(gradient, places, ROWS)
+    sums = gradient.new_empty(3, rows, parts, width, dtype=torch.float32)
     drawn, apart, constants = _dropping(draws, chance, gradient)
-    normalise_back[PARTS, rows](
+    normalise_back[parts, rows](
         gradient, total, centre, spread, weight, weight.stride(0), drawn, apart,
-        to_x, to_update, sums, places, _each(places, ROWS), 1 / (1 - chance),
-        WIDTH=width, PARTS=PARTS, ROWS=ROWS, num_warps=WARPS, **constants,
+        to_x, to_update, sums, places, each, 1 / (1 - chance),
+        WIDTH=width, ROWS=ROWS, num_warps=WARPS, **constants,
     )  # fmt: skip
-    return to_x, to_update, sums.sum(dim=2).to(gradient.dtype)
+    return to_x, to_update, _added(sums, gradient)
 
 
 @torch.library.custom_op("feda2l::attended", mutates_args=())
@@ -169,15 +174,17 @@ def _attended_back(
     query, key, value, gradient = (part.contiguous() for part in (*projected, gradient))
     biases, (rows, places, width) = _alike(*biases), query.shape
     for_query, for_key, for_value = (torch.empty_like(query) for _ in range(3))
-    sums = query.new_empty(3, rows, PARTS, width, dtype=torch.float32)
-    drawn, apart, constants = _dropping(draws, chance, query)
     together = _windows(width)
-    attend_back[PARTS, rows](
+    parts, each = _parts(query, places // tokens, together)
+    sums = query.new_empty(3, rows, parts, width, dtype=torch.float32)
+    drawn, apart, constants = _dropping(draws, chance, query)
+    attend_back[parts, rows](
         query, key, value, *biases, biases[0].stride(0), drawn, apart, mixed, level, gradient,
-        for_query, for_key, for_value, sums, places, tokens, _each(places // tokens, together), 1 / (1 - chance),
-        TOKENS=tokens, HEADS=heads, DEPTH=width // heads, LINES=heads * together, PARTS=PARTS, **constants,
+        for_query, for_key, for_value, sums, places, tokens, each, 1 / (1 - chance),
+        TOKENS=tokens, HEADS=heads, DEPTH=width // heads, LINES=heads * together,
+        num_warps=max(4, tokens), maxnreg=REGISTERS if tokens <= 4 else None, **constants,
     )  # fmt: skip
-    return for_query, for_key, for_value, sums.sum(dim=2).to(query.dtype)
+    return for_query, for_key, for_value, _added(sums, query)
 
 
 def _windows(width: int) -> int:
@@ -191,9 +198,27 @@ def _alike(*biases: Tensor) -> tuple[Tensor, ...]:
     return biases if same else tuple(bias.contiguous() for bias in biases)
 
 
-def _each(count: int, step: int) -> int:
-    """How many of `count` places a part has: whole steps."""
-    return -(-count // (PARTS * step)) * step
+def _parts(like: Tensor, count: int, step: int) -> tuple[int, int]:
+    """In how many parts a row's `count` places are added up, so that programs fill the card once; places a part has."""
+    parts = max(1, AT_ONCE * _processors(like.device) // len(like))
+    each = triton.cdiv(count, parts * step) * step
+    return triton.cdiv(count, each), each
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    on_card = device.type == "cuda"  # elsewhere kernels are interpreted
+    return torch.cuda.get_device_properties(device).multi_processor_count if on_card else 4
+
+
+def _added(sums: Tensor, like: Tensor) -> Tensor:
+    """The sum [..., width] of parts [..., parts, width], in the precision of `like`."""
+    *kinds, parts, width = sums.shape
+    out, columns = like.new_empty(*kinds, width), min(width, 128)
+    add_parts[width // columns, sums.numel() // (parts * width)](
+        sums, out, parts, WIDTH=width, ROWS=16, COLUMNS=columns
+    )
+    return out
 
 
 @_activated.register_fake

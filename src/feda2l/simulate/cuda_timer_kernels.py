@@ -2,8 +2,9 @@
 
 Arrays are [k, places, WIDTH], a place being a token; biases and weights [k, WIDTH], of which rows may lie apart.
 `draws` is what a dropout of each row is drawn from, THRESHOLD the first draw that is kept, `scale` 1 / (1 - chance).
-The way back adds up what a bias is given in PARTS, a program each, over `each` places: nothing is added by atomics, so
-results repeat. Draws of every second site are not aligned, and one compilation serves all sites.
+The way back adds up what a bias is given in parts, a program each, over `each` places, and `add_parts` adds these:
+nothing is added by atomics, so results repeat. Draws of every second site are not aligned, and one compilation serves
+all sites.
 """
 
 import triton
@@ -53,8 +54,7 @@ def activate(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def activate_back(  # type: ignore[no-untyped-def]
-    gradient, slope, out, sums, places, each,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    gradient, slope, out, sums, places, each, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     part, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
     column, start = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), row * places * WIDTH
@@ -67,7 +67,7 @@ def activate_back(  # type: ignore[no-untyped-def]
         g *= tl.load(slope + start + inner, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + start + inner, g.to(out.dtype.element_ty), mask=inside)
         total += g
-    tl.store(sums + (row * PARTS + part) * WIDTH + column, tl.sum(total, axis=0))
+    tl.store(sums + (row * tl.num_programs(0) + part) * WIDTH + column, tl.sum(total, axis=0))
 
 
 @triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
@@ -99,7 +99,7 @@ def normalise(  # type: ignore[no-untyped-def]
 def normalise_back(  # type: ignore[no-untyped-def]
     gradient, total, centre, spread, weight, weight_stride, draws, draws_stride,
     to_x, to_update, sums, places, each, scale,
-    WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, DROPS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column, start = tl.arange(0, WIDTH), row * places * WIDTH
@@ -125,7 +125,8 @@ def normalise_back(  # type: ignore[no-untyped-def]
         g *= _factor(inner, draws + row * draws_stride, scale, THRESHOLD, DROPS)
         tl.store(to_update + start + inner, g.to(to_update.dtype.element_ty), mask=inside)
         of_bias += g
-    target, kind = sums + (row * PARTS + part) * WIDTH + column, tl.num_programs(1).to(tl.int64) * PARTS * WIDTH
+    parts = tl.num_programs(0).to(tl.int64)
+    target, kind = sums + (row * parts + part) * WIDTH + column, tl.num_programs(1) * parts * WIDTH
     tl.store(target, tl.sum(of_bias, axis=0))
     tl.store(target + kind, tl.sum(of_weight, axis=0))
     tl.store(target + 2 * kind, tl.sum(of_shift, axis=0))
@@ -137,9 +138,8 @@ def _read(values, place, inside):  # type: ignore[no-untyped-def]
     return tl.load(values + place, mask=inside, other=0.0).to(tl.float32)
 
 
-# In both: a line is a head of a window, and a program takes LINES of them, token by token. What it reads again is in
-# the cache, and all sums but those over windows are made within a warp. `tokens` is TOKENS: loops that the compiler
-# can count it unrolls, and runs out of registers.
+# In both a line is a head of a window, and a program takes LINES of them, so that all sums but those over windows are
+# made within a warp. `tokens` is TOKENS: loops that the compiler can count it unrolls, and runs out of registers.
 
 
 @triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
@@ -182,12 +182,12 @@ def attend_back(  # type: ignore[no-untyped-def]
     query, key, value, of_query, of_key, of_value, bias_stride, draws, draws_stride, mixed, level, gradient,
     to_query, to_key, to_value, sums, places, tokens, each, scale,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, DEPTH: tl.constexpr, THRESHOLD: tl.constexpr, DROPS: tl.constexpr,
-    LINES: tl.constexpr, PARTS: tl.constexpr,
+    LINES: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = HEADS * DEPTH
     part, row, depth = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, DEPTH)
     start, draws, small = row * places * WIDTH, draws + row * draws_stride, 1.0 / tl.sqrt(DEPTH * 1.0)
-    head = tl.arange(0, LINES) % HEADS
+    head, token = tl.arange(0, LINES) % HEADS, tl.arange(0, TOKENS)
     column = head[:, None] * DEPTH + depth[None, :]
     bias_q = tl.load(of_query + row * bias_stride + column).to(tl.float32)
     bias_k = tl.load(of_key + row * bias_stride + column).to(tl.float32)
@@ -198,44 +198,48 @@ def attend_back(  # type: ignore[no-untyped-def]
     for step in range(0, each, LINES // HEADS):
         window = part * each + step + tl.arange(0, LINES) // HEADS
         there, first = window * TOKENS < places, window[:, None] * (TOKENS * WIDTH) + column
-        inside, at = there[:, None], row * places * HEADS + window * TOKENS * HEADS + head
-        for i in range(tokens):  # by query
-            q = (_read(query + start, first + i * WIDTH, inside) + bias_q) * small
-            g = _read(gradient + start, first + i * WIDTH, inside)
-            met = tl.sum(g * _read(mixed + start, first + i * WIDTH, inside), axis=1)
-            top = tl.load(level + at + i * HEADS, mask=there, other=0.0)
-            total = tl.zeros((LINES, DEPTH), dtype=tl.float32)
-            for j in range(i + 1):
-                k = _read(key + start, first + j * WIDTH, inside) + bias_k
-                v = _read(value + start, first + j * WIDTH, inside) + bias_v
-                place = ((window * TOKENS + i) * TOKENS + j) * HEADS + head
-                factor = _factor(place, draws, scale, THRESHOLD, DROPS)
-                total += (tl.exp(tl.sum(q * k, axis=1) - top) * (tl.sum(g * v, axis=1) * factor - met))[:, None] * k
-            total = tl.where(inside, total * small, 0.0)
-            tl.store(to_query + start + first + i * WIDTH, total.to(to_query.dtype.element_ty), mask=inside)
-            sum_q += total
-        for j in range(tokens):  # by key and value
-            k = _read(key + start, first + j * WIDTH, inside) + bias_k
-            v = _read(value + start, first + j * WIDTH, inside) + bias_v
-            for_k = tl.zeros((LINES, DEPTH), dtype=tl.float32)
-            for_v = tl.zeros((LINES, DEPTH), dtype=tl.float32)
-            for i in range(j, tokens):
-                q = (_read(query + start, first + i * WIDTH, inside) + bias_q) * small
-                g = _read(gradient + start, first + i * WIDTH, inside)
-                met = tl.sum(g * _read(mixed + start, first + i * WIDTH, inside), axis=1)
-                top = tl.load(level + at + i * HEADS, mask=there, other=0.0)
-                place = ((window * TOKENS + i) * TOKENS + j) * HEADS + head
-                factor = _factor(place, draws, scale, THRESHOLD, DROPS)
-                weights = tl.exp(tl.sum(q * k, axis=1) - top)
-                for_k += (weights * (tl.sum(g * v, axis=1) * factor - met))[:, None] * q
-                for_v += (weights * factor)[:, None] * g
-            for_k, for_v = tl.where(inside, for_k, 0.0), tl.where(inside, for_v, 0.0)
-            tl.store(to_key + start + first + j * WIDTH, for_k.to(to_key.dtype.element_ty), mask=inside)
-            tl.store(to_value + start + first + j * WIDTH, for_v.to(to_value.dtype.element_ty), mask=inside)
+        # all queries at once, [LINES, TOKENS, DEPTH], of which a thread has all tokens; then key by key
+        inside, every = there[:, None, None], first[:, None, :] + token[None, :, None] * WIDTH
+        place = window[:, None] * TOKENS + token[None, :]
+        q = (_read(query + start, every, inside) + bias_q[:, None, :]) * small
+        g = _read(gradient + start, every, inside)
+        met = tl.sum(g * _read(mixed + start, every, inside), axis=2)
+        top = tl.load(level + row * places * HEADS + place * HEADS + head[:, None], mask=there[:, None], other=0.0)
+        for_q = tl.zeros((LINES, TOKENS, DEPTH), dtype=tl.float32)
+        for j in range(tokens):
+            target, known = first + j * WIDTH, there[:, None]
+            k = _read(key + start, target, known) + bias_k
+            v = _read(value + start, target, known) + bias_v
+            factor = _factor((place * TOKENS + j) * HEADS + head[:, None], draws, scale, THRESHOLD, DROPS)
+            weights = tl.exp(tl.sum(q * k[:, None, :], axis=2) - top)
+            weights = tl.where((token[None, :] >= j) & known, weights, 0.0)
+            steep = weights * (tl.sum(g * v[:, None, :], axis=2) * factor - met)
+            for_q += steep[:, :, None] * k[:, None, :]
+            for_k = tl.sum(steep[:, :, None] * q, axis=1)
+            for_v = tl.sum((weights * factor)[:, :, None] * g, axis=1)
+            tl.store(to_key + start + target, for_k.to(to_key.dtype.element_ty), mask=known)
+            tl.store(to_value + start + target, for_v.to(to_value.dtype.element_ty), mask=known)
             sum_k += for_k
             sum_v += for_v
-    target, kind = sums + (row * PARTS + part) * WIDTH, tl.num_programs(1).to(tl.int64) * PARTS * WIDTH
+        for_q *= small
+        tl.store(to_query + start + every, for_q.to(to_query.dtype.element_ty), mask=inside)
+        sum_q += tl.sum(for_q, axis=1)
+    parts = tl.num_programs(0).to(tl.int64)
+    target, kind = sums + (row * parts + part) * WIDTH, tl.num_programs(1) * parts * WIDTH
     target += tl.arange(0, HEADS)[:, None] * DEPTH + depth[None, :]
     tl.store(target, tl.sum(tl.reshape(sum_q, (LINES // HEADS, HEADS, DEPTH)), axis=0))
     tl.store(target + kind, tl.sum(tl.reshape(sum_k, (LINES // HEADS, HEADS, DEPTH)), axis=0))
     tl.store(target + 2 * kind, tl.sum(tl.reshape(sum_v, (LINES // HEADS, HEADS, DEPTH)), axis=0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_parts(  # type: ignore[no-untyped-def]
+    sums, out, parts, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for step in range(0, parts, ROWS):
+        part = step + tl.arange(0, ROWS)
+        inner = (row * parts + part)[:, None] * WIDTH + column[None, :]
+        total += tl.load(sums + inner, mask=(part < parts)[:, None], other=0.0)
+    tl.store(out + row * WIDTH + column, tl.sum(total, axis=0).to(out.dtype.element_ty))
