@@ -120,6 +120,7 @@ def timer_kernels(rows: int, batch: int, channels: int) -> Result:
     seeds, step = torch.arange(rows, dtype=torch.int32, device=device), torch.zeros(rows, device=device)
     draws, seconds = draws_of(seeds, step, dropouts(model)), {}
     for name, passes in (("compiled", timer_passes), ("kernels", cuda_passes)):
+        torch.compiler.reset()  # it would take the first one's code for both: modules are no part of its guards
         forward = torch.compile(timer_forward(model, device, half, passes), dynamic=False)
 
         def learn(forward: Callable[..., Tensor] = forward) -> None:
