@@ -21,6 +21,7 @@ from feda2l.experiment.spec import Spec
 from feda2l.models.timer import Timer
 from feda2l.simulate import timer_passes
 from feda2l.simulate.batched_timer import dropouts, timer_forward
+from feda2l.simulate.compiling import compiled
 from feda2l.simulate.engine import ScoreJob
 from feda2l.simulate.simulator import Simulator
 from feda2l.simulate.timer_passes import draws_of
@@ -121,7 +122,7 @@ def timer_kernels(rows: int, batch: int, channels: int) -> Result:
     draws, seconds = draws_of(seeds, step, dropouts(model)), {}
     for name, passes in (("compiled", timer_passes), ("kernels", cuda_passes)):
         torch.compiler.reset()  # it would take the first one's code for both: modules are no part of its guards
-        forward = torch.compile(timer_forward(model, device, half, passes), dynamic=False)
+        forward = compiled(timer_forward(model, device, half, passes))
 
         def learn(forward: Callable[..., Tensor] = forward) -> None:
             torch.autograd.grad((forward(leaves, x, draws) - y).square().sum(), leaves)

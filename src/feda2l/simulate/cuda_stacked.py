@@ -22,6 +22,7 @@ from feda2l.simulate.batched_forward import batched_forward
 from feda2l.simulate.batched_loss import batch_losses
 from feda2l.simulate.batched_resnet import resnet_forward
 from feda2l.simulate.batched_timer import dropouts, timer_forward
+from feda2l.simulate.compiling import compiled
 from feda2l.simulate.cuda_engine import WARM_UP, CudaEngine, next_samples, step_of, with_loss
 from feda2l.simulate.engine import ERRORS, Score, ScoreJob, TrainJob, sample_errors
 from feda2l.simulate.folded_norms import FoldedNorms
@@ -98,19 +99,19 @@ class CudaStacked(CudaEngine):
         self.remembered = {name: by_place(matrix) for name, matrix in population.state.items() if steered}
         self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
         self.groups: dict[int, _Group] = {}  # by the number of the span, once it is used
-        self.together = torch.compile(self._forward(), dynamic=False)
+        self.together = compiled(self._forward())
         # how one ResNet alone is scored; the others answer together, or are asked as they are
         self.folded = FoldedNorms(self.model, self.device) if isinstance(self.model, ResNet) else None
         if self.folded is not None:
-            self.alone = torch.compile(partial(functional_call, self.folded.template), dynamic=False)
+            self.alone = compiled(partial(functional_call, self.folded.template))
         # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
         self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
         self.sizes = torch.zeros(places, 0, dtype=torch.int32, device=self.device)
         self.draws = torch.zeros(places, dtype=torch.int32, device=self.device)
         # compiled, since a step on windows is sixty small kernels longer without
-        self.gathered = torch.compile(self.gather, dynamic=False)
-        self.there: Callable[..., Tensor] = torch.compile(samples_there, dynamic=False)
-        self.drawn: Callable[..., Tensor] = torch.compile(draws_of, dynamic=False)
+        self.gathered = compiled(self.gather)
+        self.there: Callable[..., Tensor] = compiled(samples_there)
+        self.drawn: Callable[..., Tensor] = compiled(draws_of)
         self.statistics = RunningStatistics(self.model, population, places) if population.buffers else None
 
     def close(self) -> None:
@@ -147,7 +148,7 @@ class CudaStacked(CudaEngine):
             outputs = self.outputs(answers)
             return algorithm.loss(batch_losses(loss, outputs, targets, there), outputs, targets, taught), seen
 
-        return torch.compile(losses, dynamic=False)
+        return compiled(losses)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         """Models that are asked about the whole test set answer together, each batch read once for all of them."""
