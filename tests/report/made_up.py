@@ -24,6 +24,7 @@ def write_run(
     nodes: int = 2,
     every_second: float | None = None,
     simulated: float | None = None,
+    naive: Mapping[str, float] | None = None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """A run of `nodes` equal nodes on a ring; layers `a` and `b`.
@@ -73,7 +74,9 @@ def write_run(
             "zeta": [0.5 + 0.4 * (layer == "a") for _, _, layer in cells],
         }
     ).write_parquet(folder / "layers.parquet")
-    summary = {"name": folder.name, "status": status, "rounds": length, "metric": metric, "pack": pack}
+    summary: dict[str, Any] = {"name": folder.name, "status": status, "rounds": length, "metric": metric, "pack": pack}
+    if naive is not None:
+        summary["naive"] = {name: {"mse": mse, "mae": mse / 2} for name, mse in naive.items()}
     if status == "diverged":
         summary["diverged"] = {"round": length, "node": 0, "layer": "a"}
     (folder / "summary.json").write_text(json.dumps(summary))

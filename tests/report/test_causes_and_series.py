@@ -1,6 +1,5 @@
 """The tables of part two, from folders written by hand: causes of a gain, forecasts, times."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +144,9 @@ def write_series(folder: Path, cell: str, seed: int, curve: list[float], target:
         "rates": {"name": rule, **rates},
         "training": {"optimizer": optimizer, "momentum": 0.9},
     }
-    path = write_run(
-        folder / cell / f"seed-{seed}", curve, rates=rule, seed=seed, target=target, metric="mse", more=more
-    )
-    summary = json.loads((path / "summary.json").read_text())
-    summary["naive"] = {"last_value": {"mse": 0.0533, "mae": 0.1}, "window_mean": {"mse": 0.0894, "mae": 0.2}}
-    (path / "summary.json").write_text(json.dumps(summary))
+    naive = {"last_value": 0.0533, "window_mean": 0.0894}
+    path = folder / cell / f"seed-{seed}"
+    write_run(path, curve, rates=rule, seed=seed, target=target, metric="mse", naive=naive, more=more)
 
 
 def test_series_by_hand(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ DESKTOP, PHONE = (1280, 900), (390, 800)
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two settings, three rules with a censored seed, one run without layers, one whose data are not at hand."""
+    """Two settings, three rules with a censored seed; a run without layers, one whose data are away, a forecaster."""
     folder = tmp_path_factory.mktemp("page")
     for graph in ("ring", "full"):
         more: dict[str, Any] = {"topology": {"name": graph}, "data": {"nodes": 6}}
@@ -25,6 +25,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         write_seeds(folder / "runs" / graph, "feda2l", [3, 4], **options)
     (folder / "runs" / "ring" / "constant-1" / "layers.parquet").unlink()
     write_run(folder / "runs" / "other", rising(3), more={"data": {"name": "cifar10"}})
+    naive = {"last_value": 0.9, "window_mean": 0.7}
+    write_run(
+        folder / "runs" / "series", [1.2, 0.8], metric="mse", naive=naive, more={"data": {"name": "exchange_rate"}}
+    )
     report([folder / "runs"], folder / "out")
     return (folder / "out" / "index.html").as_uri()
 
@@ -130,6 +134,22 @@ def test_curves_are_drawn_against_simulated_seconds_where_all_methods_have_them(
     assert browser.execute_script(across) == ["simulated seconds", [9 * round for round in range(1, 11)]]
     choose(browser, "curves", "setting", untimed)
     assert browser.execute_script(across)[0] == "round"
+
+
+def test_the_better_forecast_without_training_stands_beside_the_curves(opened: Callable[..., Any]) -> None:
+    browser = opened()
+    levels = "return document.querySelector('#curves .plot').layout.shapes.map(shape => [shape.y0, shape.label.text])"
+    for metric, expected in (
+        ("mse", [[0.5, ""], [0.7, "no training: mean of what is seen"]]),
+        ("accuracy", [[50, ""]]),
+    ):
+        choose(
+            browser,
+            "curves",
+            "setting",
+            browser.execute_script(f"return data.settings.findIndex(s => s.metric === '{metric}')"),
+        )
+        assert browser.execute_script(levels) == expected
 
 
 def test_the_legend_toggles_with_the_keyboard(opened: Callable[..., Any]) -> None:

@@ -80,12 +80,16 @@ def test_a_study_of_a_parameter_has_its_figures(tmp_path: Path) -> None:
 
 def test_errors_have_a_report_too(tmp_path: Path) -> None:
     series = {"data": {"name": "exchange_rate", "partition": "natural"}}
+    naive = {"last_value": 0.9, "window_mean": 0.7}
     for rule, curve in {"constant": [2.0, 1.0], "feda2l": [1.0, 0.5]}.items():
-        write_run(tmp_path / "runs" / rule, curve, rates=rule, metric="mse", target=0.6, more=series)
+        write_run(tmp_path / "runs" / rule, curve, rates=rule, metric="mse", target=0.6, naive=naive, more=series)
     report([tmp_path / "runs"], tmp_path / "out")
     text = (tmp_path / "out" / "table.md").read_text()
     assert "Lowest test MSE" in text
     assert "| constant | not reached (0/1) |" in text
+    curves = next((tmp_path / "out" / "figures").glob("curves*.svg")).read_text()
+    assert "no training: mean of what is seen" in curves  # the better of the two
+    assert "last value" not in curves
 
 
 def test_the_page_holds_everything_it_needs(runs: Path) -> None:

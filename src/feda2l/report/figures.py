@@ -16,6 +16,7 @@ from feda2l.report.own_time import own_clock, paced_clock
 from feda2l.report.plots import new_figure, save_figure
 from feda2l.report.results import Cell, Contest, ResultTable
 from feda2l.report.run_figures import Figures
+from feda2l.report.words import naive_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,6 +107,9 @@ def _draw_band(axes: "Axes", cell: Cell, metric: str, name: str, across: Floats 
 def _decorate(axes: "Axes", contest: Contest, metric: str, across: str) -> None:
     if contest.target is not None:
         axes.axhline((100 if metric == "accuracy" else 1) * contest.target, color="grey", linestyle=":", linewidth=1)
+    if contest.naive is not None:
+        name, mse = contest.naive
+        axes.axhline(mse, color="black", linestyle="--", linewidth=1, label=f"no training: {naive_words(name)}")
     axes.set(xlabel=across, ylabel=_score_title(metric), title=_where(contest))
     axes.legend(fontsize=8)
     axes.grid(alpha=0.25)

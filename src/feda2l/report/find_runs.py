@@ -72,6 +72,11 @@ class FoundRun:
         target = self.keys.get("evaluation.target")
         return None if target is None else float(target)
 
+    @cached_property
+    def naive(self) -> dict[str, float]:
+        """The MSE of each forecast that needs no training; empty where nothing is forecast."""
+        return {name: float(errors["mse"]) for name, errors in self.summary.get("naive", {}).items()}
+
     @property
     def window(self) -> int:
         """Of the trailing mean before a target counts as reached; errors are not smoothed (spec B.7)."""

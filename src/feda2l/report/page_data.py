@@ -16,7 +16,7 @@ from feda2l.report.figures import seeds_band, seeds_seconds
 from feda2l.report.find_runs import FoundRun
 from feda2l.report.results import Cell, Contest, ResultTable
 from feda2l.report.sheets import Sheet, sheets_of
-from feda2l.report.words import setting_of
+from feda2l.report.words import naive_words, setting_of
 
 POINTS = 240  # of a curve
 BINS = 100  # rounds of a heat map; more are averaged in bins
@@ -77,6 +77,7 @@ def _setting(table: ResultTable, contest: Contest, *, several: bool) -> dict[str
         "name": " / ".join(word for word in words if word) or table.title,
         "metric": table.metric,
         "target": contest.target,
+        "naive": contest.naive and [naive_words(contest.naive[0]), contest.naive[1]],
         "methods": [_method(contest, cell) for cell in contest.cells],
     }
 

@@ -104,6 +104,12 @@ class Contest:
     def target(self) -> float | None:
         return self.cells[0].example.run.target
 
+    @property
+    def naive(self) -> tuple[str, float] | None:
+        """The better of the forecasts that need no training, and its MSE; None where nothing is forecast."""
+        naive = self.cells[0].example.run.naive
+        return min(naive.items(), key=lambda item: item[1], default=None)
+
     @cached_property
     def by(self) -> Literal["mean", "median"]:
         """What rounds are ranked by: the mean, or where only some seeds of a method reached the target, the median."""

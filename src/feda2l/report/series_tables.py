@@ -2,32 +2,24 @@
 
 from pathlib import Path
 
-from feda2l.report.evidence import Evidence, read_evidence
+from feda2l.report.evidence import read_evidence
 from feda2l.report.evidence_tables import by_seed, table
 from feda2l.report.paper_numbers import paper_series
 from feda2l.report.results import Cell
-from feda2l.report.words import score_words
-
-NAIVE = {"last_value": "last value", "window_mean": "mean of what is seen"}
+from feda2l.report.words import naive_words, score_words
 
 
 def series_table(results: Path, study: str) -> str:
     """MSE and rounds of every cell, seed by seed; the naive forecasts first: they need no round at all."""
     own = read_evidence(results / study)
-    target = next(iter(own.cells.values())).example.run.target
-    naive = _naive(own)
-    rows = [_untrained(NAIVE[name], mse, target) for name, mse in naive.items()]
+    run = next(iter(own.cells.values())).example.run
+    target, naive = run.target, run.naive
+    rows = [_untrained(naive_words(name), mse, target) for name, mse in naive.items()]
     best = min(naive.values(), default=None)
     rows += [_row(cell, best) for cell in own.cells.values()]
     header = ["optimiser", "algorithm", "rule", "the paper, rounds", "rounds, seed by seed"]
     header += ["best MSE, seed by seed", "last 10", "below the better naive forecast"]
     return f"{table(header, rows)}\n\nTarget: an MSE of {'none' if target is None else f'{target:.5g}'}."
-
-
-def _naive(own: Evidence) -> dict[str, float]:
-    """The naive forecasts' errors, which every run of a series has in its summary."""
-    found = [figures.run.summary["naive"] for figures in own.runs if "naive" in figures.run.summary]
-    return {name: float(found[0][name]["mse"]) for name in NAIVE} if found else {}
 
 
 def _untrained(name: str, mse: float, target: float | None) -> list[str]:

@@ -33,6 +33,11 @@ def setting_of(table: ResultTable) -> str:
     return ", ".join(parts) + f"; {len(runs)} runs, seeds {', '.join(map(str, seeds[:10]))}{' ...' * (len(seeds) > 10)}"
 
 
+def naive_words(name: str) -> str:
+    """What a forecast without training repeats."""
+    return {"last_value": "last value", "window_mean": "mean of what is seen"}.get(name, name)
+
+
 def target_words(target: float, *, falls: bool) -> str:
     return f"target MSE {target:g}" if falls else f"target {100 * target:g} %"
 

@@ -114,6 +114,11 @@ const scaled = (values, metric) => metric === "accuracy" ? values.map(value => v
 
 const lines = x => x.length === 1 ? "markers" : "lines";  // a line of one point cannot be seen
 
+const level = (at, dash, text = "") => ({
+  type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, line: { color: css("--soft"), dash, width: 1 },
+  label: { text, textposition: "end", font: { color: css("--soft") } },
+});
+
 function drawCurves() {
   const setting = data.settings[chosen.setting], place = find("curves", ".plot");
   const legend = find("curves", ".legend"), across = find("curves", ".across");
@@ -148,8 +153,9 @@ function drawCurves() {
       }
       traces.push({ ...common, mode: lines(method.x), y: scaled(method.mean, setting.metric), line: { color: colour(method.name), width: 2 } });
     }
-    const at = setting.target === null ? null : scaled([setting.target], setting.metric)[0];
-    const shapes = at === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, line: { color: css("--soft"), dash: "dot", width: 1 } }];
+    const shapes = [];
+    if (setting.target !== null) shapes.push(level(scaled([setting.target], setting.metric)[0], "dot"));
+    if (setting.naive) shapes.push(level(setting.naive[1], "dash", `no training: ${setting.naive[0]}`));  // a live run has none yet
     plot(place, traces, { shapes, hovermode: innerWidth < 600 ? "closest" : "x unified", hoverlabel: { bgcolor: css("--panel"), font: { color: css("--text") } }, xaxis: { title: { text: bySeconds ? "simulated seconds" : "round" } }, yaxis: { title: { text: scoreTitle(setting.metric) } } });
   };
   if (setting.methods.every(method => method.x.length === 0)) say(place, "No round of these runs was evaluated.");
