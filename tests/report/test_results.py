@@ -95,6 +95,17 @@ def test_places_ties_and_firsts(tmp_path: Path) -> None:
     assert table.firsts(controls=False) == {"constant": (0, 0), "step": (1, 0), "feda2l": (2, 1)}
 
 
+def test_who_runs_alone_is_not_the_fastest(tmp_path: Path) -> None:
+    for graph, rules in {"ring": ("feda2l",), "full": ("feda2l", "decay_only"), "star": ("feda2l", "constant")}.items():
+        for rule in rules:
+            write_seeds(tmp_path / graph, rule, [3], more={"topology": {"name": graph}})
+    (table,) = tables_of(tmp_path)
+    assert table.firsts(controls=False) == {"feda2l": (1, 0), "constant": (1, 0)}
+    assert table.firsts(controls=True) == {"feda2l": (2, 0), "decay_only": (1, 0), "constant": (1, 0)}
+    won = "1 setting, ties counted: constant 1 (0 alone), feda2l 1 (0 alone)."
+    assert f"Fastest where two ran or more and anyone came, {won}" in sheets_of(table)[0].notes
+
+
 def test_improvement_is_against_the_best_baseline_and_never_against_a_control(tmp_path: Path) -> None:
     for rule, when in {"constant": 10, "step": 8, "decay_only": 4, "feda2l": 6}.items():
         write_seeds(tmp_path, rule, [when])

@@ -206,23 +206,22 @@ class ResultTable:
     def contest(self, block: str, column: str) -> Contest | None:
         return next((c for c in self.contests if (c.block, c.column) == (block, column)), None)
 
+    def races(self, *, controls: bool) -> list[tuple[Contest, list[Cell]]]:
+        """The settings in which two methods or more ran and anyone reached the target, and who ran."""
+        runners = [(c, [cell for cell in c.cells if controls or cell.role != "control"]) for c in self.contests]
+        return [(c, cells) for c, cells in runners if len(cells) > 1 and min(map(c.rounds, cells)) < NEVER]
+
     def firsts(self, *, controls: bool) -> dict[str, tuple[int, int]]:
-        """In how many settings each row was fastest: ties counted, and alone."""
+        """In how many races each row was fastest: ties counted, and alone."""
         count: dict[str, list[int]] = {}
-        for contest in self.contests:
-            cells = [cell for cell in contest.cells if controls or cell.role != "control"]
-            best = min(map(contest.rounds, cells), default=NEVER)
-            first = [cell.row for cell in cells if contest.rounds(cell) == best < NEVER]
+        for contest, cells in self.races(controls=controls):
+            best = min(map(contest.rounds, cells))
+            first = [cell.row for cell in cells if contest.rounds(cell) == best]
             for cell in cells:
                 own = count.setdefault(cell.row, [0, 0])
                 own[0] += cell.row in first
                 own[1] += first == [cell.row]
         return {row: (tied, alone) for row, (tied, alone) in count.items()}
-
-    @property
-    def decided(self) -> int:
-        """Settings in which anyone reached the target."""
-        return sum(any(contest.rounds(cell) < NEVER for cell in contest.cells) for contest in self.contests)
 
 
 def tables_of(study: Study, figures: Mapping[Path, Figures], notes: Notes, *, paper: bool = True) -> list[ResultTable]:

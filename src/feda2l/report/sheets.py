@@ -267,12 +267,9 @@ def _rounds_notes(table: ResultTable) -> list[str]:
         if (cost := cell.over_seeds("search"))
     }
     notes += [f"{name}: its search before round 1 cost {cost:.0f} rounds more." for name, cost in searches.items()]
-    firsts, with_controls = table.firsts(controls=False), table.firsts(controls=True)
-    words = ", ".join(f"{row} {tied} ({alone} alone)" for row, (tied, alone) in firsts.items() if tied)
-    notes.append(f"Fastest of {table.decided} settings that anyone mastered, ties counted: {words or 'none'}.")
-    if with_controls.keys() != firsts.keys():
-        words = ", ".join(f"{row} {tied} ({alone} alone)" for row, (tied, alone) in with_controls.items() if tied)
-        notes.append(f"The same with the controls in the race: {words or 'none'}.")
+    notes += _firsts(table, controls=False)
+    if any(cell.role == "control" for contest in table.contests for cell in contest.cells):
+        notes += _firsts(table, controls=True)
     tests = [line for contest in table.contests for line in significance_lines(contest)]
     notes += [f"{line}." for line in tests[:TESTS_SHOWN]]
     if len(tests) > 1:
@@ -288,6 +285,15 @@ def _rounds_notes(table: ResultTable) -> list[str]:
         flags = dict.fromkeys(flag for number in papers for flag in number.flags)
         notes += [f"[{flag}] {flag_texts()[flag]}." for flag in flags]
     return notes
+
+
+def _firsts(table: ResultTable, *, controls: bool) -> list[str]:
+    """Who was fastest how often; who runs alone wins nothing."""
+    races = len(table.races(controls=controls))
+    firsts = table.firsts(controls=controls).items()
+    words = ", ".join(f"{row} {tied} ({alone} alone)" for row, (tied, alone) in firsts if tied)
+    what = "The same with the controls in the race" if controls else "Fastest where two ran or more and anyone came"
+    return [f"{what}, {races} setting{'s' * (races != 1)}, ties counted: {words}."] if races else []
 
 
 def _row_title(table: ResultTable) -> str:
