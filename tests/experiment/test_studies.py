@@ -140,7 +140,7 @@ RUNS = {
     "evidence-resnet18-cifar100": 9 + 5 + 2 + 1 + 8,
     "evidence-resnet18-cifar100-long": 6 * 2 + 3,
     "evidence-resnet18-cifar100-time": 6,
-    "evidence-resnet34-cifar100": 4,
+    "evidence-resnet34-cifar100": 5 * 2,
     **dict.fromkeys(["evidence-series-exchange-rate", "evidence-series-beijing"], 2 * 2 * (6 + 2) * 3),
 }
 
