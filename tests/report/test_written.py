@@ -167,6 +167,7 @@ def test_compare_with_enough_seeds(tmp_path: Path) -> None:
     write_seeds(tmp_path / "b", "feda2l", [4, 5, 4, 5, 4, 5])
     found = compare(tmp_path / "a", tmp_path / "b")
     assert found.verdict == "B beats A in rounds to 50 % by 4.5 rounds (p = 0.031, 6 seeds)."
+    assert found.notes == ["never at the target, counted as one round more than it ran: A with seed 5"]
     assert compare(tmp_path / "b", tmp_path / "a").verdict.startswith("A beats B")
 
 

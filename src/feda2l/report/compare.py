@@ -90,6 +90,12 @@ def compare(first: Path, second: Path) -> Comparison:
     if alone:
         notes.add("left out, seeds that only one side has", ", ".join(map(str, alone)))
     pairs = [(by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
+    for seed, pair in zip(seeds, pairs, strict=True):
+        late = [
+            side for side, own in zip("AB", pair, strict=True) if own.run.target is not None and own.reached is None
+        ]
+        if len(late) == 1:
+            notes.add("never at the target, counted as one round more than it ran", f"{late[0]} with seed {seed}")
     runs = [side[0].run for side in sides]
     keys = varying_keys([figures.run for side in sides for figures in side], Notes())
     names = [
