@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from rich.console import Console
 
 import feda2l
@@ -272,6 +272,9 @@ def main() -> None:
     """Entry point: a user's mistake ends in a message and exit code 2, a failed run in exit code 1."""
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
+    except UnusedCliTokensError as error:
+        words = " ".join(error.unused_tokens or ())
+        _fail(f"{words}: not understood here; an option that takes several is repeated, as --set a=1 --set b=2", 2)
     except CycloptsError as error:
         _fail(f"{error}\nfeda2l --help tells what there is", 2)
     except FedA2LError as error:

@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-Set = Annotated[list[str] | None, Parameter(name="--set", negative=(), help="override a key of the spec: key=value")]
+Set = Annotated[
+    list[str] | None,
+    Parameter(name="--set", negative=(), help="override a key of the spec: key=value; may be repeated"),
+]
 Track = Annotated[
     list[Literal["tensorboard", "wandb", "mlflow"]] | None,
     Parameter(name="--track", negative=(), help="tell a tracker every round; may be repeated"),

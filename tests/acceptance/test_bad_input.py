@@ -162,6 +162,7 @@ COMMANDS = {
     "an unknown command": (("rnu",), "rnu", "run"),
     "an unknown flag": (("run", "--rezume"), "--rezume", "--resume"),
     "a flag without its value": (("run", "--set"), "--set"),
+    "two values of one option": (("study", "digits-rules", "--only", "a", "b"), "b: not understood", "repeated"),
     "an unknown kind of list": (("list", "rate"), "rate", "rates"),
     "a number of seeds that is none": (("demo", "--seeds", "x"), "--seeds", "x"),
     "no seeds": (("demo", "--seeds", "0"), "--seeds 0"),
