@@ -171,6 +171,16 @@ def test_compare_with_enough_seeds(tmp_path: Path) -> None:
     assert compare(tmp_path / "b", tmp_path / "a").verdict.startswith("A beats B")
 
 
+def test_rounds_to_different_targets_are_not_compared(tmp_path: Path) -> None:
+    write_seeds(tmp_path / "a", "constant", [None], target=0.7)
+    write_seeds(tmp_path / "b", "feda2l", [4], target=0.5)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert [measure.name for measure in found.measures] == ["best accuracy", "accuracy of the last 10"]
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "differs, so the figures that hang on it are not comparable"
+    ]
+
+
 @pytest.mark.parametrize(
     ("other", "why"),
     [

@@ -90,12 +90,11 @@ def compare(first: Path, second: Path) -> Comparison:
     if alone:
         notes.add("left out, seeds that only one side has", ", ".join(map(str, alone)))
     pairs = [(by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
-    for seed, pair in zip(seeds, pairs, strict=True):
-        late = [
-            side for side, own in zip("AB", pair, strict=True) if own.run.target is not None and own.reached is None
-        ]
-        if len(late) == 1:
-            notes.add("never at the target, counted as one round more than it ran", f"{late[0]} with seed {seed}")
+    if _same_target(pairs):
+        for seed, (a, b) in zip(seeds, pairs, strict=True):
+            if (a.reached is None) != (b.reached is None):
+                who = f"{'A' if a.reached is None else 'B'} with seed {seed}"
+                notes.add("never at the target, counted as one round more than it ran", who)
     runs = [side[0].run for side in sides]
     keys = varying_keys([figures.run for side in sides for figures in side], Notes())
     names = [
@@ -137,15 +136,19 @@ def _check_alike(sides: Sequence[Sequence[Figures]], notes: Notes) -> None:
             notes.add("differs, so the figures that hang on it are not comparable", f"{key} ({values})")
 
 
+def _same_target(pairs: list[tuple[Figures, Figures]]) -> bool:
+    """Can rounds be compared?"""
+    return all(a.run.target == b.run.target and a.run.target is not None for a, b in pairs)
+
+
 def _measures(pairs: list[tuple[Figures, Figures]]) -> list[Measure]:
     run: FoundRun = pairs[0][0].run
     metric, falls = run.metric, run.falls
-    same_target = all(a.run.target == b.run.target and a.run.target is not None for a, b in pairs)
     measures = []
-    if same_target and run.target is not None:
+    if _same_target(pairs) and run.target is not None:
         reached = [[side.reached for side in sides] for sides in zip(*pairs, strict=True)]
         words = [rounds_words(rounds_over_seeds(own), run.rounds) for own in reached]
-        never = [[_or_never(side) for side in sides] for sides in zip(*pairs, strict=True)]
+        never = [[side.rounds_to_target for side in sides] for sides in zip(*pairs, strict=True)]
         came = any(value is not None for own in reached for value in own)
         test = paired_test(never[0], never[1]) if came else None
         name = f"rounds to {target_words(run.target, falls=falls)}".replace("to target ", "to ")
@@ -202,7 +205,3 @@ def _simulated_or_never(figures: Figures) -> float:
     if figures.simulated is not None:
         return figures.simulated
     return (figures.simulated_in_all or 0.0) + (figures.simulated_a_round or 0.0)
-
-
-def _or_never(figures: Figures) -> float:
-    return figures.run.rounds + 1 if figures.reached is None else figures.reached

@@ -171,6 +171,6 @@ def _layers(cell: Cell) -> polars.DataFrame:
 def _value(figures: Figures, measure: str) -> float | None:
     """A run's figure; rounds that were never reached are one too many, as in every test here."""
     if measure == "rounds":
-        return figures.run.rounds + 1 if figures.reached is None else figures.reached
+        return figures.rounds_to_target
     value: float | None = getattr(figures, measure)
     return value

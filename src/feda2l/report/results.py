@@ -171,8 +171,8 @@ class Contest:
 
     def test(self, cell: Cell, rival: Cell) -> PairedTest | None:
         """Rounds of `cell` against the rival's, seed by seed; a seed that never came counts as one round too many."""
-        theirs = {figures.run.seed: _or_never(figures) for figures in rival.seeds}
-        pairs = [(theirs[figures.run.seed], _or_never(figures)) for figures in cell.seeds if figures.run.seed in theirs]
+        theirs = {figures.run.seed: figures.rounds_to_target for figures in rival.seeds}
+        pairs = [(theirs[f.run.seed], f.rounds_to_target) for f in cell.seeds if f.run.seed in theirs]
         if not pairs or self.target is None:
             return None
         return paired_test([first for first, _ in pairs], [second for _, second in pairs])
@@ -276,7 +276,3 @@ def _mean_score(cell: Cell, falls: bool) -> float:
     if not best:
         return NEVER
     return round((1 if falls else -1) * sum(best) / len(best), 12)
-
-
-def _or_never(figures: Figures) -> float:
-    return figures.run.rounds + 1 if figures.reached is None else figures.reached
