@@ -93,10 +93,13 @@ def _core() -> Iterator[Finding]:
 def _torch() -> Iterator[Finding]:
     import torch
 
+    from feda2l.experiment.device import cpu_has_bf16
+
     square = torch.full((8, 8), 0.5) @ torch.full((8, 8), 0.5)
     good = bool((square == 2).all())
     threads = torch.get_num_threads()
-    found = f"{torch.__version__}, {threads} thread{'s' * (threads != 1)}"
+    kinds = "fp32, bf16" if cpu_has_bf16() else "fp32"
+    found = f"{torch.__version__}, {threads} thread{'s' * (threads != 1)}; {kinds} on this CPU"
     yield Finding("torch", "ok" if good else "broken", found, "" if good else _AGAIN)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import feda2l
+from whole_runs import needs_bf16
 
 Cli = Callable[..., Any]
 QUICK = ("--set", "rounds=2", "--set", "data.nodes=4", "--set", "runtime.workers=0", "--quiet")
@@ -126,7 +127,7 @@ OVERRIDES = {
     "a key below a number": ("rounds.x=1", "rounds"),
     "a hypercube of ten nodes": ("topology.name=hypercube", "data.nodes"),
     "a batch larger than any shard": ("training.batch_size=64", "256 samples"),
-    "half precision on a CPU": ("runtime.precision=bf16", "GPU"),
+    "a precision that only GPUs have": ("runtime.precision=tf32", "a CPU computes in fp32 or bf16"),
 }
 
 
@@ -136,6 +137,19 @@ def test_a_mistake_in_an_override_names_the_flag_and_not_the_file(override: str,
     outcome = cli("run", "sound.toml", "--set", override)
     refused(outcome, f"--set {override}", word)
     assert "sound.toml" not in outcome.err
+
+
+def test_half_precision_without_instructions_for_it_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": False})
+    refused(
+        cli("run", "--set", "runtime.precision=bf16", "--set", "runtime.device=cpu"), "slower than fp32", "use fp32"
+    )
+
+
+@needs_bf16
+def test_half_precision_and_one_kernel_for_all_nodes_are_refused_together_on_a_cpu(cli: Cli) -> None:
+    settings = ("runtime.precision=bf16", "runtime.device=cpu", "runtime.engine=batched")
+    refused(cli("run", *(part for own in settings for part in ("--set", own))), 'runtime.engine = "batched"', '"auto"')
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -14,7 +14,7 @@ import pytest
 
 import feda2l
 from feda2l.errors import FedA2LError
-from whole_runs import SAME
+from whole_runs import SAME, needs_bf16
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -56,6 +56,7 @@ def flags(spec: Mapping[str, Any]) -> list[str]:
 
 MLP = {"rounds": 6, "data": {"nodes": 6}}
 CNN = {"rounds": 3, "data": {"nodes": 4}, "model": {"name": "small_cnn"}}
+HALF = CNN | {"runtime": {"precision": "bf16"}}
 
 # what a resumed run has to bring back: every kind of state, schedule and rhythm
 SPECS: dict[str, dict[str, Any]] = {
@@ -95,7 +96,13 @@ def crash_at(*rounds: int) -> Callable[[dict[str, Any]], None]:
     return on_round
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(pytest.param(spec, id=name) for name, spec in SPECS.items()),
+        pytest.param(HALF | {"rounds": 5}, marks=needs_bf16, id="small_cnn in bf16"),
+    ],
+)
 def test_a_run_that_stops_anywhere_and_is_resumed_ends_in_the_same_bytes(spec: dict[str, Any], tmp_path: Path) -> None:
     spec = merged({"rounds": 8, "data": {"nodes": 5}, "runtime": {"checkpoint_seconds": 0}}, spec)
     whole = run(spec, tmp_path / "whole")
@@ -116,7 +123,15 @@ def test_a_run_that_stops_anywhere_and_is_resumed_ends_in_the_same_bytes(spec: d
     assert differing(whole, tmp_path / "seldom") == []
 
 
-@pytest.mark.parametrize(("spec", "engine"), [(MLP, "batched"), (CNN, "rows")], ids=["mlp", "small_cnn"])
+@pytest.mark.parametrize(
+    ("spec", "engine"),
+    [
+        pytest.param(MLP, "batched", id="mlp"),
+        pytest.param(CNN, "rows", id="small_cnn"),
+        pytest.param(HALF, "rows", marks=needs_bf16, id="small_cnn in bf16"),
+        pytest.param(merged(MLP, {"runtime": {"precision": "bf16"}}), "rows", marks=needs_bf16, id="mlp in bf16"),
+    ],
+)
 def test_workers_and_repetition_change_no_byte(spec: dict[str, Any], engine: str, tmp_path: Path) -> None:
     spec = merged(spec, {"topology": {"name": "ring"}, "rates": {"warmup_rounds": 1, "window": 2}})
     first = run(spec, tmp_path / "first")
@@ -151,6 +166,7 @@ PACK: dict[str, dict[str, Any]] = {
         pytest.param(MLP, 0, id="mlp"),
         pytest.param(MLP, 2, id="mlp in workers"),
         pytest.param(CNN, 2, marks=pytest.mark.long, id="small_cnn in workers"),
+        pytest.param(HALF, 2, marks=[pytest.mark.long, needs_bf16], id="small_cnn in bf16 in workers"),
     ],
 )
 def test_a_run_in_a_pack_has_the_bytes_it_has_alone(base: dict[str, Any], workers: int, tmp_path: Path) -> None:

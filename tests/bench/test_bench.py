@@ -17,6 +17,7 @@ from feda2l.data.images import digits
 from feda2l.errors import FedA2LError
 from feda2l.experiment.assemble import Assembled, assemble, populate
 from feda2l.experiment.datasets import Loaded
+from feda2l.experiment.device import cpu_has_bf16
 from feda2l.experiment.spec import Spec
 from feda2l.simulate.simulator import Simulator, one_thread
 
@@ -28,6 +29,10 @@ SMALL = {
     "adapt": partial(works.adapt, works.CIFAR, partial(works.pictures, 10, 10), rounds=1),
     "mixing": partial(works.mixing, sizes=(5, 10), parameters=20, repetitions=2),
     "nodes": partial(works.growth, sizes=(5, 10), graphs=("k_regular", "one_peer_exponential"), rounds=2),
+}
+HALF = {
+    name: partial(works.half, works.CIFAR, partial(works.pictures, 10, 10), rounds=1, repetitions=1)
+    for name in ("cnn-bf16", "resnet18-bf16", "timer-bf16")
 }
 REPORT = {"report": partial(report_work, runs=4, rounds=12, nodes=3)}
 EXCHANGE = {"exchange": partial(exchange_work, nodes=3, model="mlp", rounds=1)}
@@ -89,6 +94,8 @@ def test_the_plain_loop_draws_whole_batches_of_every_node():
 def small(monkeypatch):
     assert SMALL.keys() == works.WORKS.keys()
     monkeypatch.setattr(works, "WORKS", SMALL)
+    assert HALF.keys() == works.HALF_WORKS.keys()
+    monkeypatch.setattr(works, "HALF_WORKS", HALF)
     assert REPORT.keys() == compare.report_works().keys()
     monkeypatch.setattr(compare, "report_works", lambda: REPORT)
     assert EXCHANGE.keys() == compare.exchange_works().keys()
@@ -98,16 +105,17 @@ def small(monkeypatch):
 @pytest.mark.long
 def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
     file = tmp_path / "bench.json"
+    known = [*SMALL, *(HALF if cpu_has_bf16() else {}), *REPORT, *EXCHANGE]
     bench(json_file=file)
     printed = capsys.readouterr()
     lines = printed.out.splitlines()[1:]
-    assert [line.split()[0] for line in lines] == [*SMALL, *REPORT, *EXCHANGE]
+    assert [line.split()[0] for line in lines] == known
     for line in lines:
         assert re.search(r"\d(x| %| s)$", line), line
     assert all("images/s" in line for line in lines[:2])
-    assert all(name in printed.err for name in (*SMALL, *REPORT, *EXCHANGE))
+    assert all(name in printed.err for name in known)
     written = json.loads(file.read_text())
-    assert list(written["works"]) == [*SMALL, *REPORT, *EXCHANGE]
+    assert list(written["works"]) == known
     assert [written["works"][line.split()[0]]["figure"] for line in lines] == [
         re.search(r"[\d.,]+(x| %| s)$", line)[0] for line in lines
     ]

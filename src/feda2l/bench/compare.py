@@ -10,7 +10,7 @@ import torch
 
 from feda2l.bench import works
 from feda2l.errors import FedA2LError
-from feda2l.experiment.device import why_no_gpu
+from feda2l.experiment.device import cpu_has_bf16, why_no_gpu
 from feda2l.experiment.environment import environment
 from feda2l.names import look_up
 from feda2l.simulate.pool import default_processes
@@ -20,7 +20,8 @@ BUSY = 0.5  # load average from which on the figures are not to be trusted
 
 def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
     """Measure (only some) works on this machine and print a line for each: its name first, its figure last."""
-    known = works.WORKS | report_works() | exchange_works() | (_gpu_works() if not why_no_gpu() else {})
+    half = works.HALF_WORKS if cpu_has_bf16() else {}
+    known = works.WORKS | half | report_works() | exchange_works() | (_gpu_works() if not why_no_gpu() else {})
     chosen = {name: look_up(name, known, "--only") for name in only or known}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     facts = environment(threads_of_plain=torch.get_num_threads(), workers_of_ours=default_processes(), load=load)

@@ -52,24 +52,36 @@ def race(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, r
     """Rounds of the plain loop and ours in turn: train every node, mix; ours measures and adapts the rates too."""
     with _ours(spec, data()) as (run, simulated):
         plain = PlainLoop.of(run)
-        sides: dict[str, Callable[[], object]] = {"plain": plain.round, "ours": lambda: next(simulated)}
-        samples, unit = _images(run), "images" if run.dataset.classes else "windows"
-        speeds: dict[str, list[float]] = {side: [] for side in sides}
-        started = time.monotonic()
-        for one_round in sides.values():
-            one_round()  # the warm-up
-        for repetition in range(1, repetitions + 1):
-            for side, one_round in sides.items():
-                speeds[side].append(rounds * samples / _seconds(one_round, rounds))
-            note(f"repetition {repetition} of {repetitions}")
-            if time.monotonic() - started > PATIENCE:
-                break
+        return _in_turn(run, {"plain": plain.round, "ours": lambda: next(simulated)}, rounds, repetitions)
+
+
+def half(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, repetitions: int) -> Result:
+    """Rounds of the same run in fp32 and in bf16 in turn."""
+    own = data()
+    with _ours(spec, own) as (run, whole), _ours({**spec, "runtime": {"precision": "bf16"}}, own) as (_, halved):
+        return _in_turn(run, {"fp32": lambda: next(whole), "bf16": lambda: next(halved)}, rounds, repetitions)
+
+
+def _in_turn(run: Assembled, sides: Mapping[str, Callable[[], object]], rounds: int, repetitions: int) -> Result:
+    """Rounds of two sides in turn; the figure is how many times as fast the second is."""
+    samples, unit = _images(run), "images" if run.dataset.classes else "windows"
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
+    started = time.monotonic()
+    for one_round in sides.values():
+        one_round()  # the warm-up
+    for repetition in range(1, repetitions + 1):
+        for side, one_round in sides.items():
+            speeds[side].append(rounds * samples / _seconds(one_round, rounds))
+        note(f"repetition {repetition} of {repetitions}")
+        if time.monotonic() - started > PATIENCE:
+            break
     for side, values in speeds.items():
         spread = max(values) / min(values)
         if spread > NOISY:
             note(f"{side}: the fastest repetition is {spread:.1f} times the slowest; is this machine busy?")
     medians = {side: statistics.median(values) for side, values in speeds.items()}
-    ratio = medians["ours"] / medians["plain"]
+    first, second = medians.values()
+    ratio = second / first
     return Result(
         what=f"{run.simulation.nodes} nodes, {samples:,} {unit} a round, {repetition} x {rounds} rounds",
         outcome=", ".join(
@@ -194,6 +206,12 @@ def _seconds(action: Callable[[], object], times: int) -> float:
         action()
     return time.perf_counter() - start
 
+
+HALF_WORKS: dict[str, Callable[[], Result]] = {  # where the processor has instructions for it
+    "cnn-bf16": partial(half, CIFAR, partial(pictures, 10, 500), rounds=1, repetitions=5),
+    "resnet18-bf16": partial(half, RESNET, partial(pictures, 10, 50), rounds=1, repetitions=3),
+    "timer-bf16": partial(half, TIMER, partial(walks, 8, 320), rounds=1, repetitions=5),
+}
 
 WORKS: dict[str, Callable[[], Result]] = {
     "cnn-cifar-b10": partial(race, CIFAR, partial(pictures, 10, 500), rounds=1, repetitions=7),

@@ -25,8 +25,10 @@ def choose_engine(runs: "Sequence[Assembled]", population: Population) -> Engine
     first = runs[0]
     asked, members = first.spec.runtime.engine, [run.simulation.member for run in runs]
     if population.device.type == "cpu":
-        stacked = asked == "batched" or (asked == "auto" and is_perceptron(first.model))
-        return (Stacked if stacked else Rows)(first.model, population, members)
+        precision = first.spec.runtime.precision
+        if asked == "batched" or (asked == "auto" and precision == "fp32" and is_perceptron(first.model)):
+            return Stacked(first.model, population, members)
+        return Rows(first.model, population, members, precision=precision)
     return _on_gpu(runs, population, asked)
 
 

@@ -200,7 +200,7 @@ class RuntimeSpec(Section):
     engine: Literal["auto", "rows", "batched"] = Field(
         default="auto", description="auto keeps the same-bytes promise; batched trains all nodes in one kernel"
     )
-    precision: Literal["fp32", "tf32", "bf16"] = Field(default="fp32", description="of a GPU's products")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(default="fp32", description="of products; tf32: a GPU's")
     deterministic: bool = Field(default=False, description="on a GPU; the CPU always is")
     workers: int | None = Field(default=None, ge=0, description="processes; default one a core, 0: none", examples=[2])
     checkpoint_seconds: NotNegative = Field(

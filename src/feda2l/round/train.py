@@ -14,6 +14,7 @@ from feda2l.randomness import derive_seed, torch_generator
 from feda2l.round.local import Local
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Answer = Callable[[nn.Module, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Node(NamedTuple):
     `parameters` are the model's trainable tensors, `memory` the optimiser's state beside each (one list of tensors
     for SGD's momentum, two for Adam), `steps` the number of Adam steps so far. `local` is the algorithm's part, if it
     has one, `shadow` a model at the point that it climbs to, `taught` the base model's outputs, a row a sample.
+    `answer` gives a model's outputs for some inputs: by calling it, or `in_half`.
     """
 
     model: nn.Module
@@ -98,6 +100,14 @@ class Node(NamedTuple):
     local: Local | None = None
     shadow: tuple[nn.Module, Sequence[Tensor]] | None = None
     taught: Tensor | None = None
+    answer: Answer = nn.Module.__call__
+
+
+def in_half(model: nn.Module, inputs: Tensor) -> Tensor:
+    """A model's outputs with its products in bf16; its parameters, and what the loss is computed from, stay whole."""
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        outputs: Tensor = model(inputs)
+    return outputs.float()
 
 
 def train_node(
@@ -116,11 +126,11 @@ def train_node(
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         targets = training.samples.targets(batch)
         taught = None if own.taught is None else own.taught[batch]
-        loss = objective(training, model(inputs), targets, taught)
+        loss = objective(training, own.answer(model, inputs), targets, taught)
         gradients: Sequence[Tensor] = gradients_of(loss, parameters)
         losses[number] = loss.detach()
         if own.local is not None:
-            again = partial(_gradients_at, own.shadow, training, inputs, targets, taught)
+            again = partial(_gradients_at, own, training, inputs, targets, taught)
             gradients = own.local.direct(gradients, again)
         own.steps.add_(1)
         with torch.no_grad():
@@ -151,15 +161,15 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def _gradients_at(
-    shadow: tuple[nn.Module, Sequence[Tensor]] | None,
+    own: Node,
     training: Training,
     inputs: Tensor,
     targets: Tensor,
     taught: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    assert shadow is not None
-    model, parameters = shadow
-    return gradients_of(objective(training, model(inputs), targets, taught), parameters)
+    assert own.shadow is not None
+    model, parameters = own.shadow
+    return gradients_of(objective(training, own.answer(model, inputs), targets, taught), parameters)
 
 
 def _equal_rates(rates: list[float]) -> list[tuple[float, list[int]]]:

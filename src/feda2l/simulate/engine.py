@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from feda2l.data.samples import Samples
 from feda2l.round.local import Local
-from feda2l.round.train import Hyperparameters, Loss, Node, Training, train_node
+from feda2l.round.train import Answer, Hyperparameters, Loss, Node, Training, in_half, train_node
 from feda2l.simulate.pool import Pool, default_processes
 from feda2l.simulate.population import Population, point
 
@@ -156,6 +156,12 @@ class Rows(Engine):
 
     name = "rows"
 
+    def __init__(
+        self, model: nn.Module, population: Population, members: Sequence[Member], *, precision: str = "fp32"
+    ) -> None:
+        super().__init__(model, population, members)
+        self.answer: Answer = in_half if precision == "bf16" else nn.Module.__call__
+
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         # the longest first, so that no worker is left alone with one at the end
         order = sorted(range(len(jobs)), key=lambda i: -len(self.members[jobs[i].run].shards[jobs[i].node]))
@@ -175,6 +181,7 @@ class Rows(Engine):
             [views(matrix[row]) for matrix in population.memory.values()],
             population.steps[row],
             taught=taught,
+            answer=self.answer,
         )
         if not training.algorithm.trains_plainly:
             state = {name: matrix[row] for name, matrix in population.state.items()}
@@ -198,7 +205,7 @@ class Rows(Engine):
         table: Tensor | None = None
         with torch.no_grad():
             for batch in shard.split(EVALUATION_BATCH):
-                outputs = model(samples.inputs(batch))
+                outputs = self.answer(model, samples.inputs(batch))
                 table = outputs.new_empty(len(samples), *outputs.shape[1:]) if table is None else table
                 table[batch] = outputs
         assert table is not None
@@ -234,7 +241,7 @@ class Rows(Engine):
         )
         self.model.eval()
         with torch.no_grad():
-            outputs = self.model(samples.inputs(piece))
+            outputs = self.answer(self.model, samples.inputs(piece))
             loss = float(member.training.loss(outputs, targets).double()) * len(targets)
         return loss, tally(outputs, targets, member.classes).tolist()
 
@@ -245,13 +252,15 @@ class Rows(Engine):
     def recalibrate_row(self, row: int, run: int, node: int) -> None:
         member = self.members[run]
         point(self.model, self.population.layout.views(self.population.base[row]), self._buffers(row))
-        recalibrate_statistics(self.model, member.shards[node], member.training.samples.inputs)
+        recalibrate_statistics(self.model, member.shards[node], member.training.samples.inputs, self.answer)
 
     def _buffers(self, row: int) -> dict[str, Tensor]:
         return {name: values[row] for name, values in self.population.buffers.items()}
 
 
-def recalibrate_statistics(model: nn.Module, shard: Tensor, inputs: Callable[[Tensor], Tensor]) -> None:
+def recalibrate_statistics(
+    model: nn.Module, shard: Tensor, inputs: Callable[[Tensor], Tensor], answer: Answer = nn.Module.__call__
+) -> None:
     """Set every normalisation module's running statistics to the mean over one pass of a node's own samples."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
     momenta = [norm.momentum for norm in norms]
@@ -263,7 +272,7 @@ def recalibrate_statistics(model: nn.Module, shard: Tensor, inputs: Callable[[Te
     with torch.no_grad():
         # batches as equal as can be: each counts as much, and none is a single sample, which has no variance
         for batch in shard.tensor_split(-(-len(shard) // EVALUATION_BATCH)):
-            model(inputs(batch))
+            answer(model, inputs(batch))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
