@@ -171,6 +171,30 @@ def test_compare_with_enough_seeds(tmp_path: Path) -> None:
     assert compare(tmp_path / "b", tmp_path / "a").verdict.startswith("A beats B")
 
 
+def test_compare_says_where_the_other_side_is_ahead(tmp_path: Path) -> None:
+    """A has the higher best, B the higher end: neither figure alone is the answer."""
+    write_run(tmp_path / "a", [0.5, 0.6, *[0.52] * 10], rates="constant")
+    write_run(tmp_path / "b", [0.5, 0.59, *[0.55] * 10])
+    assert compare(tmp_path / "a", tmp_path / "b").verdict == (
+        "A is ahead of B in best accuracy by 1 points, but 1 seed is too few to tell that from chance (at least 6 are "
+        "needed). B is ahead in accuracy of the last 10 (by 3 points)."
+    )
+
+
+def test_a_run_older_than_a_key_is_compared_with_one_that_has_its_default(tmp_path: Path) -> None:
+    """`data.clusters` came after the first records; a value that is not the default still tells runs apart."""
+    write_run(tmp_path / "a" / "s1", rising(5), rates="constant", seed=1)
+    write_run(tmp_path / "a" / "s2", rising(6), rates="constant", seed=2, more={"data": {"clusters": 10}})
+    write_run(tmp_path / "b" / "s1", rising(4), seed=1)
+    write_run(tmp_path / "b" / "s2", rising(4), seed=2)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found.seeds == [1, 2]
+    assert (found.first, found.second) == (f"{tmp_path / 'a'} (constant)", f"{tmp_path / 'b'} (feda2l)")
+    write_run(tmp_path / "a" / "s3", rising(6), rates="constant", seed=3, more={"data": {"clusters": 4}})
+    with pytest.raises(FedA2LError, match=r"differ in data\.clusters"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
 def test_rounds_to_different_targets_are_not_compared(tmp_path: Path) -> None:
     write_seeds(tmp_path / "a", "constant", [None], target=0.7)
     write_seeds(tmp_path / "b", "feda2l", [4], target=0.5)

@@ -28,18 +28,29 @@ class Measure:
     unit: str
 
     @property
+    def better(self) -> str:
+        """The side that is ahead; empty where neither is."""
+        if self.test is None or self.test.difference == 0:
+            return ""
+        return "B" if (self.test.difference < 0) == self.less_is_better else "A"
+
+    @property
+    def amount(self) -> str:
+        """How far apart the sides are."""
+        return "" if self.test is None else f"{abs(self.test.difference):.4g}{self.unit}"
+
+    @property
     def words(self) -> str:
         """Which side is better and how sure that is."""
         if self.test is None:
             return "no seed has it on both sides"
-        if self.test.difference == 0:
+        if not self.better:
             return "equal"
-        better = "B" if (self.test.difference < 0) == self.less_is_better else "A"
         interval = ""
         if self.test.interval:
             low, high = self.test.interval
             interval = f" (95 % if normal: {low:+.4g} to {high:+.4g})"
-        return f"B - A = {self.test.difference:+.4g}{self.unit}{interval}: {better} better, {self.test.verdict}"
+        return f"B - A = {self.test.difference:+.4g}{self.unit}{interval}: {self.better} better, {self.test.verdict}"
 
 
 @dataclass(frozen=True)
@@ -54,24 +65,31 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
-        main = self.measures[0]
-        if main.test is None or main.test.difference == 0:
-            main = next((m for m in self.measures if m.test is not None and m.test.difference), self.measures[0])
-        test = main.test
-        if test is None or test.difference == 0:
+        """By the first figure in which the sides differ; where others point the other way, a sentence that says so."""
+        telling = [measure for measure in self.measures if measure.better]
+        if not telling:
             return "Neither is better in anything that was measured."
-        better, other = ("B", "A") if (test.difference < 0) == main.less_is_better else ("A", "B")
-        amount = f"{abs(test.difference):.4g}{main.unit}"
-        if test.smallest > LEVEL:
-            return (
-                f"{better} is ahead of {other} in {main.name} by {amount}, but {test.seeds} "
-                f"{'seed is' if test.seeds == 1 else 'seeds are'} too few to tell that from chance "
-                f"(at least {seeds_needed()} are needed)."
-            )
-        if test.p > LEVEL:
-            return f"No: {better} is ahead in {main.name} by {amount}, which is within chance (p = {test.p:.2g})."
-        return f"{better} beats {other} in {main.name} by {amount} (p = {test.p:.2g}, {test.seeds} seeds)."
+        main, against = telling[0], [measure for measure in telling if measure.better != telling[0].better]
+        sentences = [_sentence(main)]
+        if against:
+            figures = " and ".join(f"{measure.name} (by {measure.amount})" for measure in against)
+            sentences.append(f"{against[0].better} is ahead in {figures}.")
+        return " ".join(sentences)
+
+
+def _sentence(main: Measure) -> str:
+    """Who is ahead, and whether that is more than chance."""
+    test, other = main.test, "A" if main.better == "B" else "B"
+    assert test is not None
+    if test.smallest > LEVEL:
+        return (
+            f"{main.better} is ahead of {other} in {main.name} by {main.amount}, but {test.seeds} "
+            f"{'seed is' if test.seeds == 1 else 'seeds are'} too few to tell that from chance "
+            f"(at least {seeds_needed()} are needed)."
+        )
+    if test.p > LEVEL:
+        return f"No: {main.better} is ahead in {main.name} by {main.amount}, which is within chance (p = {test.p:.2g})."
+    return f"{main.better} beats {other} in {main.name} by {main.amount} (p = {test.p:.2g}, {test.seeds} seeds)."
 
 
 def compare(first: Path, second: Path) -> Comparison:

@@ -1,5 +1,6 @@
 """How runs become tables: which keys of their specs make rows, columns, blocks and tables of their own."""
 
+import functools
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -9,8 +10,9 @@ from typing import Any
 
 from feda2l.algorithms import ALGORITHMS
 from feda2l.errors import FedA2LError
+from feda2l.experiment.spec import Spec
 from feda2l.rates import RULES
-from feda2l.report.find_runs import NO_MATTER, FoundRun, Notes
+from feda2l.report.find_runs import NO_MATTER, FoundRun, Notes, flatten
 
 # keys that others often depend on come first: a key that tells no two runs apart after these has no column
 FIRST = (
@@ -88,16 +90,28 @@ def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
     chosen: list[str] = []
     parts = 1
     for key in (*FIRST, *middle, *LAST):
-        values = {repr(run.keys.get(key)) for run in runs}
+        values = {_value(run, key) for run in runs}
         if len(values) == 1 or (key == "data.partition_seed" and _moves_with_seed(runs)):
             continue
-        count = len({tuple(repr(run.keys.get(name)) for name in (*chosen, key)) for run in runs})
+        count = len({tuple(_value(run, name) for name in (*chosen, key)) for run in runs})
         if count > parts:
             chosen.append(key)
             parts = count
         elif key.startswith(("training.", "data.", "topology.", "model.init", "algorithm.buffers")):
             notes.add("differs together with other keys, so its effect cannot be told from theirs", key)
     return chosen
+
+
+def _value(run: FoundRun, key: str) -> str:
+    """What a run has of a key; one that is older than the key has what is the default since."""
+    return repr(run.keys.get(key, _defaults().get(key)))
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """Of the sections whose keys are the same for all runs; what a rule or an algorithm asks for is its own."""
+    every = Spec().model_dump(exclude_none=True)
+    return flatten({section: every[section] for section in ("data", "topology", "training", "evaluation", "runtime")})
 
 
 def label(run: FoundRun, keys: Iterable[str], usual: Mapping[str, Any] | None = None) -> str:
