@@ -1,5 +1,6 @@
 """What is written: LaTeX that is whole, figures, TensorBoard's events, and code of the documentation that runs."""
 
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from feda2l.errors import FedA2LError
 from feda2l.report import tensorboard_export
 from feda2l.report.compare import compare
 from feda2l.report.figures import steepest_layers
-from feda2l.report.find_runs import Notes
+from feda2l.report.find_runs import Notes, find_runs
 from feda2l.report.page import page
 from feda2l.report.related_work import OURS, related_work
 from feda2l.report.report import read, report
@@ -193,6 +194,21 @@ def test_a_run_older_than_a_key_is_compared_with_one_that_has_its_default(tmp_pa
     write_run(tmp_path / "a" / "s3", rising(6), rates="constant", seed=3, more={"data": {"clusters": 4}})
     with pytest.raises(FedA2LError, match=r"differ in data\.clusters"):
         compare(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("facts", "machine"),
+    [
+        ({"device": "NVIDIA H200", "processor": "Xeon", "cores": 16}, "NVIDIA H200"),
+        ({"device": "cpu", "processor": "AMD EPYC", "cores": 2}, "AMD EPYC (2 cores)"),
+        ({}, "?"),
+    ],
+)
+def test_the_machine_has_a_name(tmp_path: Path, facts: dict[str, Any], machine: str) -> None:
+    run = write_run(tmp_path / "run", rising(3))
+    (run / "environment.json").write_text(json.dumps(facts))
+    (found,) = find_runs([run], Notes())
+    assert found.machine == machine
 
 
 def test_rounds_to_different_targets_are_not_compared(tmp_path: Path) -> None:

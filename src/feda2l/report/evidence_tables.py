@@ -64,7 +64,7 @@ def runs_table(results: Path) -> str:
         own = read_evidence(folder)
         counts = sorted({len(cell.seeds) for cell in own.cells.values()}) or [0]  # only its first stage is kept
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        devices = sorted({str(figures.run.environment.get("device", "?")) for figures in own.runs})
+        devices = sorted({figures.run.machine for figures in own.runs})
         precisions = sorted({str(figures.run.keys.get("runtime.precision")) for figures in own.runs})
         missing = f"{len(own.missing)} ({', '.join(own.missing[:8])}{', ...' * (len(own.missing) > 8)})"
         words = [folder.name, own.study.reading, len(own.cells), seeds, len(own.runs)]

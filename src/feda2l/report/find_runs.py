@@ -95,6 +95,14 @@ class FoundRun:
         except (OSError, ValueError):
             return {}
 
+    @property
+    def machine(self) -> str:
+        """What trained it, by name: a GPU, or a CPU and how many cores it had."""
+        device = str(self.environment.get("device", "?"))
+        if device != "cpu":
+            return device
+        return f"{self.environment.get('processor', 'CPU')} ({self.environment.get('cores', '?')} cores)"
+
 
 @dataclass
 class Notes:

@@ -61,7 +61,7 @@ def times_table(results: Path, study: str) -> str:
                 f"{np.median(alone):.2f}",
                 f"{100 * share:.2f}",
                 f"{np.median(whole):.2f}",
-                f"{figures.run.environment.get('device', '?')}, {figures.run.keys.get('runtime.precision', '?')}",
+                f"{figures.run.machine}, {figures.run.keys.get('runtime.precision', '?')}",
                 "" if theirs is None else f"{theirs:g}",
             ]
         )
