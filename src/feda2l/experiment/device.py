@@ -15,8 +15,8 @@ def find_device(runtime: RuntimeSpec) -> torch.device:
     if runtime.device == "cuda" and why:
         raise FedA2LError(f'runtime.device = "cuda" is not available: {why}', see="no-gpu")
     if runtime.device == "cpu" or why:
-        if why := why_not_on_cpu(runtime):
-            raise FedA2LError(f'runtime.precision = "{runtime.precision}" {why}', see="no-gpu")
+        if refusal := why_not_on_cpu(runtime):
+            raise FedA2LError(f'runtime.precision = "{runtime.precision}" {refusal}', see="no-gpu")
         return torch.device("cpu")
     if runtime.deterministic:
         # cuBLAS keeps to one plan a product only with this, and reads it when it is first used
