@@ -151,9 +151,8 @@ def test_a_slow_node_does_not_slow_the_others_past_the_deadline(tmp_path):
     network = Network(tmp_path, spec, deadline={"least": 0.5, "most": 1.0})
     slow, others = network.nodes[4], network.nodes[:4]
     text = (tmp_path / "spec.toml").read_text()
-    (tmp_path / "slow.toml").write_text(
-        text.replace("epochs = 5", "epochs = 400")
-    )  # well past the deadline, on fast machines too
+    # well past the deadline, on fast machines too
+    (tmp_path / "slow.toml").write_text(text.replace("epochs = 5", "epochs = 400"))
     slow.write(spec="slow.toml")
     with network:
         network.finish(300)

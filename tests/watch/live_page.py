@@ -11,6 +11,9 @@ def state(run: str) -> str:
 
 
 def wait(page: Any, condition: str, seconds: float = 30) -> None:
+    from selenium.common.exceptions import JavascriptException
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(page, seconds, poll_frequency=0.1).until(lambda driver: driver.execute_script(condition), condition)
+    # a plot that is just being drawn anew has no data to ask about: not yet, rather than an error
+    waiting = WebDriverWait(page, seconds, poll_frequency=0.1, ignored_exceptions=[JavascriptException])
+    waiting.until(lambda driver: driver.execute_script(condition), condition)
