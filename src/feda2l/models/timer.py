@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feda2l.errors import FedA2LError
+from feda2l.models.dropout import Dropout
 
 Head = Literal["flatten", "next_patch"]
 
@@ -36,7 +37,7 @@ class Block(nn.Module):
         self.expand = nn.Linear(width, hidden)
         self.contract = nn.Linear(hidden, width)
         self.norm2 = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x + self.dropout(self.attend(x)))
@@ -100,7 +101,7 @@ class Timer(nn.Module):
             raise FedA2LError(f"model.name = 'timer' has the heads 'flatten' and 'next_patch', not {head!r}")
         self.horizon, self.patch = horizon, patch
         self.embed = nn.Linear(patch, width, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.blocks = nn.Sequential(
             *(Block(width=width, heads=heads, hidden=hidden, dropout=dropout) for _ in range(blocks))
         )
