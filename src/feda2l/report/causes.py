@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from feda2l.report.evidence import Evidence, difference, of_common_seeds, read_evidence, with_longer
+from feda2l.report.evidence import Evidence, of_common_seeds, pairs, read_evidence, with_longer
 from feda2l.report.evidence_tables import by_seed, table
 
 
@@ -49,7 +49,7 @@ CAUSES = (
     Cause("CAWR", "constant-average", "cawr-average", "a cosine with restarts, averaged"),
     Cause("decay", "constant-average", "decay_only-average", "the rate falls from round 42 on, averaged"),
     Cause("layer-wise signal", "decay_only-average", "feda2l-average", "multipliers from sigma and zeta, averaged"),
-    Cause("signal against noise", "random_multiplier-average", "feda2l-average", "not white noise, averaged"),
+    Cause("signal against noise", "random_multiplier-average", "feda2l-average", "signals in place of noise, averaged"),
     Cause("layer-wise signal", "hidden_schedule-average", "feda2l-reference-average", "as released, averaged"),
 )
 
@@ -69,19 +69,16 @@ def _name(cause: Cause) -> str:
 
 
 def _change(own: Evidence, cause: Cause) -> list[str]:
-    """Both cells' figures over the seeds that both have, and of scores the difference."""
+    """Both cells' means over the seeds that both have; of scores the difference too, and of more seeds each one's."""
     start, end = of_common_seeds(own.cells[cause.start], own.cells[cause.end])
     if not start.seeds:
         return ["no seed in common", "", ""]
     words = [f"{by_seed(start)} to {by_seed(end)}"]
     for measure in ("best_smoothed", "last_10"):
-        means = [_mean(cell.over_seeds(measure)) for cell in (start, end)]
-        test = difference(end, start, measure)
-        if test is None:
-            words.append(" to ".join(means))
-            continue
-        half = "" if test.interval is None else f" ± {100 * (test.interval[1] - test.difference):.2f}"
-        words.append(f"{' to '.join(means)} ({100 * test.difference:+.2f}{half})")
+        means = " to ".join(_mean(cell.over_seeds(measure)) for cell in (start, end))
+        apart = [100 * (after - before) for before, after in pairs(end, start, measure)]
+        each = ": " + ", ".join(f"{points:+.2f}" for points in apart) if len(apart) > 1 else ""
+        words.append(f"{means} ({sum(apart) / len(apart):+.2f}{each})" if apart else means)
     return words
 
 

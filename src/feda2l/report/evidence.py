@@ -74,11 +74,16 @@ def of_common_seeds(first: Cell, second: Cell) -> tuple[Cell, Cell]:
     return one, other
 
 
+def pairs(first: Cell, second: Cell, measure: str) -> list[tuple[float, float]]:
+    """What the second cell and the first came to, for every seed that both have."""
+    ours, theirs = ({f.run.seed: _value(f, measure) for f in cell.seeds} for cell in (first, second))
+    common = [(theirs[seed], value) for seed, value in ours.items() if seed in theirs]
+    return [(before, after) for before, after in common if before is not None and after is not None]
+
+
 def difference(first: Cell, second: Cell, measure: str) -> PairedTest | None:
     """The first cell minus the second, over the seeds that both have; None where there are none."""
-    ours, theirs = ({f.run.seed: _value(f, measure) for f in cell.seeds} for cell in (first, second))
-    pairs = [(theirs[seed], value) for seed, value in ours.items() if seed in theirs]
-    known = [(before, after) for before, after in pairs if before is not None and after is not None]
+    known = pairs(first, second, measure)
     return paired_test([before for before, _ in known], [after for _, after in known]) if known else None
 
 
