@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from feda2l.report.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
-from feda2l.report.paper_numbers import PaperNumber
+from feda2l.report.find_runs import FoundRun
+from feda2l.report.paper_numbers import PaperNumber, paper_number, under
 from feda2l.report.results import NEVER, Cell
 from feda2l.report.run_figures import Figures
 from feda2l.report.words import rounds_words, score_words
@@ -111,7 +112,7 @@ def gains_table(results: Path, *studies: str) -> str:
     for algorithm, rules in _by_algorithm(results, studies).items():
         if "feda2l" not in rules:
             continue
-        rows.append([algorithm, *gains(rules, lambda cell: cell.paper)])
+        rows.append([algorithm, *gains(rules, lambda run: paper_number(run, ("rates.name",)))])
     return table(["algorithm", *GAINS], rows)
 
 
@@ -330,19 +331,22 @@ def _adapted(cell: Cell) -> int:
     return int(cell.example.run.keys["rates.warmup_rounds"]) + 3
 
 
-def gains(rules: Mapping[str, Cell], papers: Callable[[Cell], PaperNumber | None]) -> list[str]:
-    """FedA2L against the constant rate and the best schedule, the paper's rounds and ours of the mean curve."""
+def gains(rules: Mapping[str, Cell], papers: Callable[[FoundRun], PaperNumber | None]) -> list[str]:
+    """FedA2L against the constant rate and the best schedule, the paper's rounds and ours of the mean curve.
 
-    def theirs(cell: Cell) -> float:
-        number = papers(cell)
+    The paper's best schedule may be one that was not run here.
+    """
+    feda2l = rules["feda2l"]
+
+    def theirs(rule: str) -> float:
+        number = papers(under(feda2l.example.run, rule))
         return NEVER if number is None or number.rounds is None else number.rounds
 
     words = []
     for rivals in (("constant",), SCHEDULES):
-        there = [rules[name] for name in rivals if name in rules]
-        for rounds, limit in ((theirs, PAPERS_ROUNDS), (_ours, rules["feda2l"].rounds)):
-            best = min(there, key=rounds)
-            words.append(_saved(rounds(rules["feda2l"]), rounds(best), best, limit))
+        words.append(_saved(theirs, rivals, PAPERS_ROUNDS))
+        there = [rule for rule in rivals if rule in rules]
+        words.append(_saved(lambda rule: _ours(rules[rule]), there, feda2l.rounds))
     return words
 
 
@@ -350,11 +354,12 @@ def _ours(cell: Cell) -> float:
     return NEVER if cell.curve_averaged is None else float(cell.curve_averaged)
 
 
-def _saved(ours: float, theirs: float, rival: Cell, limit: int) -> str:
-    """Rounds, and how much of the rival's they are."""
-    name = rival.row.split("-")[-1]
-    if ours == NEVER:
-        return f"> {limit} against " + (f"{theirs:g} (`{name}`)" if theirs < NEVER else f"> {limit}")
-    if theirs == NEVER:
-        return f"{ours:g} against > {limit}"
-    return f"{ours:g} against {theirs:g} (`{name}`): {100 * (theirs - ours) / theirs:+.0f} %"
+def _saved(rounds: Callable[[str], float], rivals: Sequence[str], limit: int) -> str:
+    """FedA2L's rounds beside the fastest rival's, and how much of these it saves."""
+    rival = min(rivals, key=rounds)
+    own, best = rounds("feda2l"), rounds(rival)
+    if own == NEVER:
+        return f"> {limit} against " + (f"{best:g} (`{rival}`)" if best < NEVER else f"> {limit}")
+    if best == NEVER:
+        return f"{own:g} against > {limit}"
+    return f"{own:g} against {best:g} (`{rival}`): {100 * (best - own) / best:+.0f} %"

@@ -22,7 +22,7 @@ def robustness_gains_table(results: Path, study: str) -> str:
             continue  # begun, and not yet to be compared
         target = rules["feda2l"].example.run.target
         assert target is not None
-        saved = gains(rules, lambda cell: paper_robustness(cell.example.run))
+        saved = gains(rules, paper_robustness)
         apart = differences(rules["feda2l"], rules["decay_only"])[:2]
         rows.append([setting, algorithm, f"{100 * target:.1f}", *saved, *apart])
     header = ["setting", "algorithm", "target, %", *GAINS]
