@@ -114,7 +114,7 @@ def train_node(
     own: Node, training: Training, batches: Sequence[Tensor], hyper: Hyperparameters, *, node: int, round: int
 ) -> float:
     """Train one node in place and return its mean training loss."""
-    # for a user's own nn.Dropout: draws depend on (seed, node, round), not on the order of the nodes
+    # for dropout: draws depend on (seed, node, round), not on the order of the nodes
     torch.default_generator.manual_seed(derive_seed(training.seed, node=node, round=round, purpose="layers"))
     model, parameters = own.model.train(), own.parameters
     groups = _equal_rates(hyper.rates)
