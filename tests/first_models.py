@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from feda2l.experiment.assemble import Shape, new_model
-from feda2l.experiment.spec import Spec
+from feda2l.runs.assemble import Shape, new_model
+from feda2l.spec.spec import Spec
 
 # a user's module with a convolution and its BatchNorm
 NORMED = """

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import feda2l
-from feda2l.experiment.device import cpu_has_bf16
+from feda2l.runs.device import cpu_has_bf16
 
 needs_bf16 = pytest.mark.skipif(not cpu_has_bf16(), reason="this CPU has no instructions for bf16")
 SAME = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")

@@ -51,10 +51,10 @@ MODULES = (
 # Classes that are handed out and never built by a user: public in what they offer, not in where they lie.
 HANDED_OUT = (
     "feda2l.scheduler:LayerRate",
-    "feda2l.experiment.study_run:Outcome",
-    "feda2l.experiment.spec:Spec",
-    "feda2l.experiment.sections:AlgorithmSpec",
-    "feda2l.experiment.sections:RatesSpec",
+    "feda2l.studies.run_study:Outcome",
+    "feda2l.spec.spec:Spec",
+    "feda2l.spec.sections:AlgorithmSpec",
+    "feda2l.spec.sections:RatesSpec",
 )
 
 
@@ -64,10 +64,10 @@ def public_api() -> list[str]:
     for path in HANDED_OUT:
         module, _, name = path.partition(":")
         lines += _thing(f"(returned) {name}", getattr(importlib.import_module(module), name))
-    from feda2l.cli import app
-    from feda2l.experiment.spec import Spec
-    from feda2l.experiment.study import Study
+    from feda2l.cli.main import app
     from feda2l.peer.config import NodeConfig
+    from feda2l.spec.spec import Spec
+    from feda2l.studies.study import Study
 
     files = {"spec": Spec, "study": Study, "node": NodeConfig}
     lines += [line for name, kind in files.items() for line in _keys(name, kind)]

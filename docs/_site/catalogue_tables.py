@@ -5,7 +5,7 @@ from rich.table import Table
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from feda2l.report.catalogue import catalogue
+from feda2l.cli.catalogue import catalogue
 
 
 class Catalogue(SphinxDirective):

@@ -7,7 +7,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from feda2l.cli import app
+from feda2l.cli.main import app
 
 
 class Commands(SphinxDirective):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feda2l import equations
-    from feda2l.experiment.run import Run, run
-    from feda2l.experiment.studies import study
     from feda2l.layers import layer_groups
+    from feda2l.runs.run import Run, run
     from feda2l.scheduler import FedA2L
+    from feda2l.studies.api import study
 
 try:
     __version__ = version("feda2l")
@@ -26,10 +26,10 @@ __all__ = ["FedA2L", "Run", "__version__", "equations", "layer_groups", "run", "
 # everything loads on first use, torch too: `feda2l --help` needs none of it
 _HOMES = {
     "FedA2L": "feda2l.scheduler",
-    "Run": "feda2l.experiment.run",
+    "Run": "feda2l.runs.run",
     "layer_groups": "feda2l.layers",
-    "run": "feda2l.experiment.run",
-    "study": "feda2l.experiment.studies",
+    "run": "feda2l.runs.run",
+    "study": "feda2l.studies.api",
 }
 
 

@@ -1,5 +1,5 @@
 """`python -m feda2l` is the command line."""
 
-from feda2l.cli import main
+from feda2l.cli.main import main
 
 main()

@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """`cli("run", "spec.toml")` in this process, with `tmp_path` as the current folder."""
-    from feda2l.cli import main
+    from feda2l.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # a user's own module puts the current folder on it

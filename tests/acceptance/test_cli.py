@@ -79,7 +79,7 @@ def test_the_demo_ends_in_a_table_and_a_figure(process: Callable[..., Any], tmp_
 
 
 def test_a_demo_never_writes_into_an_older_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from feda2l.report.demo import demo
+    from feda2l.cli.demo import demo
 
     (tmp_path / "demo").mkdir()
     demo(tmp_path / "demo", seeds=2, rounds=3)

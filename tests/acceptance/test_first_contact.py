@@ -17,10 +17,10 @@ import torch
 
 from feda2l import doctor, explain
 from feda2l.errors import Busy, FedA2LError
-from feda2l.experiment.commented_spec import commented_spec
-from feda2l.experiment.section import Section, section_of
-from feda2l.experiment.sections import NetworkSpec
-from feda2l.experiment.spec import Spec
+from feda2l.spec.commented_spec import commented_spec
+from feda2l.spec.schema_base import Section, section_of
+from feda2l.spec.sections import NetworkSpec
+from feda2l.spec.spec import Spec
 
 Cli = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def test_doctor_knows_every_extra() -> None:
 
 @pytest.mark.parametrize("argument", ["--version", "--help"])
 def test_who_only_asks_does_not_wait_for_torch(argument: str) -> None:
-    code = f"import sys; sys.argv = ['feda2l', {argument!r}]; from feda2l.cli import main; main(); "
+    code = f"import sys; sys.argv = ['feda2l', {argument!r}]; from feda2l.cli.main import main; main(); "
     done = subprocess.run(
         [sys.executable, "-c", code + "print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"],
         capture_output=True,

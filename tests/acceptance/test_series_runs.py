@@ -277,7 +277,7 @@ def test_forecasts_are_plotted_beside_what_followed(go: Callable[..., feda2l.Run
 def test_the_windows_of_a_forecast_are_the_nodes_own_in_units_of_the_file(
     go: Callable[..., feda2l.Run], official: Path
 ) -> None:
-    from feda2l.experiment.forecast import forecasts
+    from feda2l.runs.forecast import forecasts
 
     go(spec(own="Last", rounds=1))
     series = exchange_rate.load(official, stride=96)

@@ -12,7 +12,7 @@ import feda2l
 from feda2l.algorithms import ALGORITHMS, Task
 from feda2l.algorithms.fedntd import FedNTD
 from feda2l.errors import FedA2LError
-from feda2l.experiment.spec import Spec
+from feda2l.spec.spec import Spec
 
 NOT_A_SIZE = (-1, math.nan, math.inf, "much")  # for what may be 0
 NOT_POSITIVE = (0, *NOT_A_SIZE)

@@ -29,8 +29,8 @@ from feda2l.algorithms.gradient_tracking import GradientTracking
 from feda2l.algorithms.push_sum import PushSum
 from feda2l.algorithms.qg_dsgdm import QGDSGDm
 from feda2l.data import Images
-from feda2l.experiment.datasets import Loaded
 from feda2l.randomness import torch_generator
+from feda2l.runs.datasets import Loaded
 from feda2l.simulate.search import search
 from feda2l.topology import build, build_mixing
 from first_models import NORMED, start_of

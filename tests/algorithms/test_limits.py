@@ -13,10 +13,10 @@ from torch import Tensor
 from feda2l.algorithms import ALGORITHMS, Neighbourhood
 from feda2l.algorithms.fedawa import FedAWA
 from feda2l.data import Images
-from feda2l.experiment.datasets import Loaded
-from feda2l.simulate.engine import Rows
+from feda2l.engines.engine import Rows
+from feda2l.engines.stacked import Stacked
+from feda2l.runs.datasets import Loaded
 from feda2l.simulate.search import search
-from feda2l.simulate.stacked import Stacked
 from first_models import NORMED, start_of
 
 ROUNDS = 3

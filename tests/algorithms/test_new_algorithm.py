@@ -17,8 +17,8 @@ from torch import Tensor
 import feda2l
 from feda2l.algorithms import ALGORITHMS, Algorithm, FedAvg
 from feda2l.errors import FedA2LError
-from feda2l.experiment.spec import Spec
 from feda2l.rates import Schedule, Setting
+from feda2l.spec.spec import Spec
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "new_algorithm.py"

@@ -14,8 +14,8 @@ import feda2l
 from feda2l.algorithms.dfedhpo import DFedHPO, Trial
 from feda2l.data import Images
 from feda2l.errors import FedA2LError
-from feda2l.experiment import pack
-from feda2l.experiment.datasets import Loaded
+from feda2l.runs import pack
+from feda2l.runs.datasets import Loaded
 from feda2l.simulate.search import search
 from first_models import NORMED
 
@@ -311,7 +311,7 @@ def test_a_run_that_stops_and_is_resumed_ends_in_the_same_bytes(tmp_path, monkey
             feda2l.run(settings, out=broken, resume=True, progress=False, on_round=crash_in(round))
     resumed = feda2l.run(settings, out=broken, resume=True, progress=False)
     assert differing(whole, broken) == []
-    assert resumed.summary["search"] == feda2l.experiment.run.Run(whole).summary["search"]
+    assert resumed.summary["search"] == feda2l.runs.run.Run(whole).summary["search"]
 
 
 def test_after_the_first_checkpoint_nothing_is_searched_again(tmp_path, monkeypatch) -> None:

@@ -34,17 +34,17 @@ from feda2l.algorithms.gradient_tracking import GradientTracking
 from feda2l.algorithms.push_sum import PushSum
 from feda2l.algorithms.qg_dsgdm import QGDSGDm
 from feda2l.data.samples import Labelled
+from feda2l.engines.engine import Engine, Member, Rows
+from feda2l.engines.population import Population
+from feda2l.engines.stacked import Stacked
 from feda2l.layers import find_layers
 from feda2l.rates import Setting
 from feda2l.rates.base import Rule
 from feda2l.rates.constant import Constant
 from feda2l.rates.feda2l import FedA2LRule
 from feda2l.round.train import Loss, Training
-from feda2l.simulate.engine import Engine, Member, Rows
-from feda2l.simulate.population import Population
 from feda2l.simulate.simulation import Simulation
 from feda2l.simulate.simulator import Simulator
-from feda2l.simulate.stacked import Stacked
 from feda2l.topology import build, build_mixing
 
 pytestmark = pytest.mark.usefixtures("one_thread_each")

@@ -15,11 +15,11 @@ from feda2l.bench.report_work import report_work
 from feda2l.data import Images
 from feda2l.data.images import digits
 from feda2l.errors import FedA2LError
-from feda2l.experiment.assemble import Assembled, assemble, populate
-from feda2l.experiment.datasets import Loaded
-from feda2l.experiment.device import cpu_has_bf16
-from feda2l.experiment.spec import Spec
+from feda2l.runs.assemble import Assembled, assemble, populate
+from feda2l.runs.datasets import Loaded
+from feda2l.runs.device import cpu_has_bf16
 from feda2l.simulate.simulator import Simulator, one_thread
+from feda2l.spec.spec import Spec
 
 SMALL = {
     "cnn-cifar-b10": partial(works.race, works.CIFAR, partial(works.pictures, 10, 10), rounds=1, repetitions=2),

@@ -17,12 +17,12 @@ from sybil import Document, Example
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
-from feda2l.cli import app
-from feda2l.experiment.reading import read_toml
-from feda2l.experiment.spec import Spec
-from feda2l.experiment.study import Study
+from feda2l.cli.main import app
 from feda2l.faults.plan import FaultPlan
 from feda2l.peer.config import NodeConfig
+from feda2l.spec.spec import Spec
+from feda2l.studies.study import Study
+from feda2l.toml_files import read_toml
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "docs" / "_build"

@@ -8,9 +8,9 @@ import pytest
 import feda2l
 from feda2l.algorithms import ALGORITHMS
 from feda2l.errors import FedA2LError
-from feda2l.experiment.evaluate import evaluate
 from feda2l.report.find_runs import Notes
 from feda2l.report.report import read, report
+from feda2l.runs.evaluate import evaluate
 from whole_runs import content, stopped
 
 EVERY_KIND = (

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from feda2l.experiment.assemble import Assembled, assemble, populate
-from feda2l.experiment.datasets import Loaded, load_data
-from feda2l.experiment.spec import Spec
-from feda2l.simulate.population import Population
+from feda2l.engines.population import Population
+from feda2l.runs.assemble import Assembled, assemble, populate
+from feda2l.runs.datasets import Loaded, load_data
 from feda2l.simulate.simulator import Simulator
+from feda2l.spec.spec import Spec
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {

@@ -11,10 +11,10 @@ from torch import nn
 import feda2l
 from feda2l import data
 from feda2l.algorithms import ALGORITHMS
-from feda2l.experiment.assemble import assemble, populate
-from feda2l.experiment.datasets import Loaded
-from feda2l.experiment.spec import Spec
+from feda2l.runs.assemble import assemble, populate
+from feda2l.runs.datasets import Loaded
 from feda2l.simulate.search import search
+from feda2l.spec.spec import Spec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

@@ -16,14 +16,14 @@ from rounds_on_devices import CPU, SMALL, difference, merged, rounds
 
 import feda2l
 from feda2l import data
-from feda2l.experiment.assemble import Assembled, assemble, populate
-from feda2l.experiment.datasets import Loaded
-from feda2l.experiment.spec import Spec
-from feda2l.experiment.studies import study
-from feda2l.simulate import population as population_module
-from feda2l.simulate.engine import Engine, ScoreJob
-from feda2l.simulate.population import Population
+from feda2l.engines import population as population_module
+from feda2l.engines.engine import Engine, ScoreJob
+from feda2l.engines.population import Population
+from feda2l.runs.assemble import Assembled, assemble, populate
+from feda2l.runs.datasets import Loaded
 from feda2l.simulate.simulator import Simulator
+from feda2l.spec.spec import Spec
+from feda2l.studies.api import study
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -92,7 +92,7 @@ def test_a_round_in_float64_equals_the_cpus(optimizer: str) -> None:
 
 
 def _float64_engine(run: Assembled, population: Population) -> Engine:
-    from feda2l.simulate.engine import Rows
+    from feda2l.engines.engine import Rows
 
     member = run.simulation.member
     normalise = member.training.samples.normalise
@@ -101,7 +101,7 @@ def _float64_engine(run: Assembled, population: Population) -> Engine:
         object.__setattr__(member.training, "samples", samples)
         object.__setattr__(member, "test", replace(member.test, normalise=lambda x: normalise(x).double()))
         return Rows(run.model, population, [member])
-    from feda2l.simulate.cuda_graphs import CudaGraphs
+    from feda2l.engines.cuda_graphs import CudaGraphs
 
     return CudaGraphs(run.model, population, [member])
 
@@ -191,7 +191,7 @@ def test_packed_runs_equal_each_alone_on_node_batched_kernels(tmp_path: Path) ->
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_models_that_are_scored_together_score_as_each_alone(precision: str) -> None:
-    from feda2l.simulate.cuda_engine import CudaEngine  # wants triton
+    from feda2l.engines.cuda_engine import CudaEngine  # wants triton
 
     nodes = 13  # not whole tens
     more = {"data": {"nodes": nodes}, "runtime": {"device": "cuda", "engine": "batched", "precision": precision}}

@@ -4,13 +4,13 @@ import pytest
 import torch
 from rounds_on_devices import difference
 
+from feda2l.engines.batched_timer import dropouts, timer_forward
+from feda2l.engines.timer_passes import draws_of
 from feda2l.layers import find_layers
 from feda2l.models.timer import Timer
 from feda2l.rates.base import Measure
 from feda2l.round.adapt import Columns
 from feda2l.round.states import Layout
-from feda2l.simulate.batched_timer import dropouts, timer_forward
-from feda2l.simulate.timer_passes import draws_of
 from feda2l.topology import build, build_mixing
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

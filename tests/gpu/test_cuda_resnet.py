@@ -11,8 +11,8 @@ from rounds_on_devices import SMALL, difference, merged, rounds
 from torch import nn
 
 import feda2l
+from feda2l.engines.batched_convolution import convolution
 from feda2l.models.resnet import ResNet
-from feda2l.simulate.batched_convolution import convolution
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

@@ -9,11 +9,11 @@ import pytest
 
 import feda2l
 from feda2l.errors import FedA2LError
-from feda2l.experiment.assemble import assemble
-from feda2l.experiment.evaluate import evaluate
-from feda2l.experiment.spec import Spec
 from feda2l.network import Participation
 from feda2l.peer.check import refuse_network
+from feda2l.runs.assemble import assemble
+from feda2l.runs.evaluate import evaluate
+from feda2l.spec.spec import Spec
 from whole_runs import content, stopped
 
 SPEC = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from feda2l import Run
-from feda2l.cli import main
-from feda2l.experiment.study import Study
+from feda2l.cli.main import main
+from feda2l.studies.study import Study
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "networks.md"

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from feda2l.experiment.records import MEAN_MODEL, RunFolder
+from feda2l.records.run_folder import MEAN_MODEL, RunFolder
 from feda2l.simulate.checkpoint import read_checkpoint
 
 

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feda2l.experiment.assemble import populate
-from feda2l.experiment.records import RunFolder
-from feda2l.peer.certificates import Authority, Identity
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.connect import connect
-from feda2l.peer.mailbox import NEWEST
-from feda2l.peer.message import PROTOCOL, Head, seal
 from feda2l.peer.node import assemble_node
-from feda2l.peer.payload import Template, digest, pack
 from feda2l.peer.peer import Peer
-from feda2l.peer.transport import Payload, Reply
+from feda2l.records.run_folder import RunFolder
+from feda2l.runs.assemble import populate
+from feda2l.wire.certificates import Authority, Identity
+from feda2l.wire.mailbox import NEWEST
+from feda2l.wire.message import PROTOCOL, Head, seal
+from feda2l.wire.payload import Template, digest, pack
+from feda2l.wire.transport import Payload, Reply
 
 Lie = Callable[["Hostile", int], tuple[Payload, Payload]]  # the sealed head of a round, and its payload
 

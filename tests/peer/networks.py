@@ -6,13 +6,13 @@ from typing import Any
 
 import tomli_w
 
-from feda2l.experiment.spec import Spec
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
-from feda2l.peer.memory_transport import Hub
 from feda2l.peer.node import Node
-from feda2l.peer.swarm_folder import neighbour_lists
+from feda2l.spec.spec import Spec
+from feda2l.swarm.swarm_folder import neighbour_lists
 from feda2l.topology import build
+from feda2l.wire.memory_transport import Hub
 
 # a machine that does other things for minutes is no fault: without one nobody may miss a round, however slow
 PATIENT = {"least": 100.0, "most": 600.0}

@@ -18,9 +18,9 @@ import tomli_w
 from networks import neighbours_of_all
 
 import feda2l
-from feda2l.experiment.spec import Spec
-from feda2l.peer.certificates import issue, make_authority
 from feda2l.simulate.checkpoint import read_checkpoint
+from feda2l.spec.spec import Spec
+from feda2l.wire.certificates import issue, make_authority
 
 LONG = 120.0  # seconds: never reached when all is well
 HOSTS = ("127.0.0.1",)

@@ -9,14 +9,14 @@ import torch
 from networks import configs
 from torch import Tensor
 
-from feda2l.experiment.assemble import populate
-from feda2l.experiment.records import RunFolder
 from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
 from feda2l.peer.courier import Facts
-from feda2l.peer.message import PROTOCOL, Head
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.node import assemble_node
 from feda2l.peer.peer import Peer
+from feda2l.records.run_folder import RunFolder
+from feda2l.runs.assemble import populate
+from feda2l.wire.message import PROTOCOL, Head
 
 SPEC: dict[str, Any] = {
     "name": "absent",

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from feda2l.errors import FedA2LError, RunFailed
 from feda2l.peer import certificates, commands
-from feda2l.peer.certificates import Authority, Identity, describe, issue, make_authority
-from feda2l.peer.refused import Refused
+from feda2l.wire.certificates import Authority, Identity, describe, issue, make_authority
+from feda2l.wire.refused import Refused
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from folders import demand_same
 from networks import configs, run_together
 
 import feda2l
-from feda2l.experiment.evaluate import evaluate
-from feda2l.experiment.records import RunFolder
-from feda2l.experiment.spec import Spec
-from feda2l.peer.collect import collect
+from feda2l.records.run_folder import RunFolder
+from feda2l.runs.evaluate import evaluate
 from feda2l.simulate.checkpoint import read_checkpoint
+from feda2l.spec.spec import Spec
+from feda2l.swarm.collect import collect
 from feda2l.topology import build
 
 SMALL: dict[str, Any] = {

@@ -12,11 +12,11 @@ from networks import configs, run_together
 import feda2l
 from feda2l.peer import node as peer_node
 from feda2l.peer.courier import Courier
-from feda2l.peer.mailbox import NEWEST
-from feda2l.peer.message import HEAD_LIMIT, unseal
 from feda2l.peer.node import Node
-from feda2l.peer.transport import Transport
 from feda2l.simulate.checkpoint import read_checkpoint
+from feda2l.wire.mailbox import NEWEST
+from feda2l.wire.message import HEAD_LIMIT, unseal
+from feda2l.wire.transport import Transport
 from first_models import NORMED
 
 SMALL: dict[str, Any] = {

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
 from feda2l.peer.courier import Courier, Facts
-from feda2l.peer.mailbox import Mailbox
-from feda2l.peer.memory_transport import Hub
-from feda2l.peer.message import PROTOCOL, Head, seal
 from feda2l.peer.neighbours import Neighbour
-from feda2l.peer.payload import Template, digest, pack
-from feda2l.peer.transport import Payload, Reply
+from feda2l.wire.mailbox import Mailbox
+from feda2l.wire.memory_transport import Hub
+from feda2l.wire.message import PROTOCOL, Head, seal
+from feda2l.wire.payload import Template, digest, pack
+from feda2l.wire.transport import Payload, Reply
 
 ROW = {"model.weight": torch.tensor([3.0, 4.0]), "buffers.running_var": torch.tensor([1.0])}
 TEMPLATE = Template.of(ROW)

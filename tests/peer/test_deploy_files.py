@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from feda2l.experiment.spec import Spec
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.monitor import Monitor
+from feda2l.spec.spec import Spec
 from feda2l.topology import build
 
 ROOT = Path(__file__).parents[2]

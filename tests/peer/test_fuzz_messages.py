@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from feda2l.bench import fuzz_messages
 from feda2l.bench.fuzz_messages import Case, fuzz, make_case
-from feda2l.peer.message import FIELDS, HEAD_LIMIT, LENGTHS, TAG, seal, unseal
-from feda2l.peer.payload import Template, norm, pack, unpack
-from feda2l.peer.refused import Refused
+from feda2l.wire.message import FIELDS, HEAD_LIMIT, LENGTHS, TAG, seal, unseal
+from feda2l.wire.payload import Template, norm, pack, unpack
+from feda2l.wire.refused import Refused
 
 SHORT = settings(max_examples=150, deadline=None)
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from feda2l.peer.mailbox import NEWEST, Mailbox, Message
+from feda2l.wire.mailbox import NEWEST, Mailbox, Message
 
 
 def mailbox(*when: tuple[int, int]) -> Mailbox:

@@ -9,9 +9,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from feda2l.peer.certificates import Authority, Identity, issue, make_authority
-from feda2l.peer.message import FIELDS, HEAD_LIMIT, LENGTHS, MOST, TAG, Head, seal, unseal
-from feda2l.peer.refused import Refused
+from feda2l.wire.certificates import Authority, Identity, issue, make_authority
+from feda2l.wire.message import FIELDS, HEAD_LIMIT, LENGTHS, MOST, TAG, Head, seal, unseal
+from feda2l.wire.refused import Refused
 
 HEAD = Head(
     protocol=1,

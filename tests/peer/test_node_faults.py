@@ -19,7 +19,7 @@ from processes import (
     wait_for,
 )
 
-from feda2l.peer.certificates import issue
+from feda2l.wire.certificates import issue
 
 pytestmark = pytest.mark.long
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from processes import HOSTS, Network, check_applied_once, check_lines, fault_free, free_addresses, wait_for
 
-from feda2l.cli import main
-from feda2l.peer.certificates import issue, make_authority
+from feda2l.cli.main import main
+from feda2l.wire.certificates import issue, make_authority
 
 SPEC: dict[str, Any] = {
     "name": "killed",

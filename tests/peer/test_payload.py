@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from feda2l.peer.payload import DTYPES, PIECE, Template, digest, norm, pack, unpack
-from feda2l.peer.refused import Refused
+from feda2l.wire.payload import DTYPES, PIECE, Template, digest, norm, pack, unpack
+from feda2l.wire.refused import Refused
 
 
 def model() -> dict[str, Tensor]:

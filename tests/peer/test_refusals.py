@@ -15,9 +15,9 @@ import pytest
 from hostile import LIES, Hostile
 from processes import HOSTS, Network, NodeProcess, check_lines, free_addresses, wait_for
 
-from feda2l.peer.certificates import Identity, issue, make_authority
-from feda2l.peer.zenoh_settings import Tls
-from feda2l.peer.zenoh_transport import ZenohTransport
+from feda2l.wire.certificates import Identity, issue, make_authority
+from feda2l.wire.zenoh_settings import Tls
+from feda2l.wire.zenoh_transport import ZenohTransport
 
 ROUNDS, STRIKES, QUARANTINE = 40, 5, 2  # enough rounds for every lie to fall outside a quarantine
 SPEC: dict[str, Any] = {

@@ -19,12 +19,12 @@ from folders import demand_same, demand_same_state
 import feda2l
 from feda2l import cli
 from feda2l.errors import FedA2LError
-from feda2l.experiment.evaluate import evaluate
-from feda2l.experiment.spec import Spec
-from feda2l.peer import swarm_process
-from feda2l.peer.swarm import Options, swarm
-from feda2l.peer.swarm_folder import free_ports
+from feda2l.runs.evaluate import evaluate
 from feda2l.simulate.checkpoint import read_checkpoint
+from feda2l.spec.spec import Spec
+from feda2l.swarm import swarm_process
+from feda2l.swarm.swarm import Options, swarm
+from feda2l.swarm.swarm_folder import free_ports
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from feda2l.errors import FedA2LError
-from feda2l.peer.certificates import issue, make_authority
-from feda2l.peer.memory_transport import Hub
-from feda2l.peer.refused import Refused
-from feda2l.peer.transport import Reply, Transport
-from feda2l.peer.zenoh_settings import PIECE, Tls
-from feda2l.peer.zenoh_transport import ZenohTransport
+from feda2l.wire.certificates import issue, make_authority
+from feda2l.wire.memory_transport import Hub
+from feda2l.wire.refused import Refused
+from feda2l.wire.transport import Reply, Transport
+from feda2l.wire.zenoh_settings import PIECE, Tls
+from feda2l.wire.zenoh_transport import ZenohTransport
 
 NODES = ("anna", "bert", "carl")
 LONG = 20.0  # seconds: never reached when all is well
@@ -320,8 +320,8 @@ def test_hub_cuts_and_heals() -> None:
 CHILD = """
 import sys, time
 from pathlib import Path
-from feda2l.peer.zenoh_settings import Tls
-from feda2l.peer.zenoh_transport import ZenohTransport
+from feda2l.wire.zenoh_settings import Tls
+from feda2l.wire.zenoh_transport import ZenohTransport
 name, listen, neighbour, address, folder, word = sys.argv[1:]
 folder = Path(folder)
 tls = Tls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
@@ -492,7 +492,7 @@ def test_mistakes_are_said_in_words(network: ZenohNetwork) -> None:
 
 def test_programs_that_end_by_an_error_end_with_their_own_code() -> None:
     program = """
-from feda2l.peer.zenoh_transport import ZenohTransport
+from feda2l.wire.zenoh_transport import ZenohTransport
 node = ZenohTransport("anna", "test", "127.0.0.1:0", {"bert": "127.0.0.1:1"})
 node.serve(lambda key, reply: None)
 raise SystemExit(7)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 from test_transports import free_addresses, wait_for
 
-from feda2l.peer.certificates import issue, make_authority
-from feda2l.peer.transport import Reply
-from feda2l.peer.zenoh_settings import Tls
-from feda2l.peer.zenoh_transport import ZenohTransport
+from feda2l.wire.certificates import issue, make_authority
+from feda2l.wire.transport import Reply
+from feda2l.wire.zenoh_settings import Tls
+from feda2l.wire.zenoh_transport import ZenohTransport
 
 HOSTS = ["127.0.0.1"]
 

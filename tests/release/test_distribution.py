@@ -80,7 +80,7 @@ def test_the_metadata_is_valid_and_says_what_the_project_says(dist: dict[str, Pa
     assert set(PROJECT["optional-dependencies"]) == set(metadata.provides_extra or ())
     plain = [str(need) for need in metadata.requires_dist or () if not need.marker]
     assert sorted(plain) == sorted(PROJECT["dependencies"])
-    assert entries == "[console_scripts]\nfeda2l = feda2l.cli:main\n"
+    assert entries == "[console_scripts]\nfeda2l = feda2l.cli.main:main\n"
     assert tags == ["py3-none-any"]
 
 

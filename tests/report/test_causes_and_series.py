@@ -9,7 +9,6 @@ import tomli_w
 from made_up import write_run
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.study import Study
 from feda2l.report.causes import CAUSES, causes_table
 from feda2l.report.evidence import read_evidence
 from feda2l.report.fill_page import fill, fill_pages
@@ -18,6 +17,7 @@ from feda2l.report.keep import keep
 from feda2l.report.own_time import paced_clock, times_table
 from feda2l.report.series_tables import series_table
 from feda2l.report.statistics_table import statistics_table
+from feda2l.studies.study import Study
 
 # what a step may change, and nothing beside it; a rule comes with its own parameters
 ONE_THING = {

@@ -11,10 +11,6 @@ import pytest
 import tomli_w
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.cells import target_of
-from feda2l.experiment.studies import load_study, study
-from feda2l.experiment.study import Study
-from feda2l.experiment.study_folder import StudyFolder
 from feda2l.rates.decay_only_matched import mean_multipliers
 from feda2l.report.evidence import read_evidence
 from feda2l.report.evidence_tables import (
@@ -30,6 +26,10 @@ from feda2l.report.find_runs import NO_MATTER, flatten
 from feda2l.report.keep import keep
 from feda2l.report.paper_numbers import PaperNumber
 from feda2l.report.robustness_tables import robustness_gains_table, robustness_table
+from feda2l.studies.api import load_study, study
+from feda2l.studies.cells import target_of
+from feda2l.studies.study import Study
+from feda2l.studies.study_folder import StudyFolder
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

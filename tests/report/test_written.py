@@ -95,7 +95,7 @@ def test_errors_have_a_report_too(tmp_path: Path) -> None:
 
 def test_the_page_holds_everything_it_needs(runs: Path) -> None:
     html = page(read([runs], Notes())[0], related_work(), [])
-    assert "@@" not in re.sub(r"(?s)<script>/\*.*?</script>", "", html).split('id="data"')[1]
+    assert "" not in re.sub(r"(?s)<script>/\*.*?</script>", "", html).split('id="data"')[1]
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="(?!data:)', html)
 
 
@@ -264,7 +264,7 @@ def test_the_bench_measures_a_report() -> None:
 def test_mistakes_on_the_command_line_end_without_a_traceback(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from feda2l.cli import main
+    from feda2l.cli.main import main
 
     monkeypatch.setattr("sys.argv", ["feda2l", *arguments])
     with pytest.raises(SystemExit) as stop:
@@ -276,7 +276,7 @@ def test_mistakes_on_the_command_line_end_without_a_traceback(
 def test_the_commands_write_all_files_and_print_what_they_found(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from feda2l.cli import main
+    from feda2l.cli.main import main
 
     def call(*words: object) -> None:
         monkeypatch.setattr("sys.argv", ["feda2l", *map(str, words)])

@@ -24,7 +24,7 @@ def by_torch(x: Tensor, weight: Tensor, given: Tensor, side: int, stride: int) -
 
 
 def main() -> None:
-    from feda2l.simulate import cuda_convolution as kernels  # wants triton
+    from feda2l.engines import cuda_convolution as kernels  # wants triton
 
     torch.manual_seed(1)
     tile = kernels.Tile(32, 16, 16, 4, 2)

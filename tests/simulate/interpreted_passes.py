@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feda2l.engines import timer_passes
+from feda2l.engines.batched_timer import dropouts, timer_forward
+from feda2l.engines.timer_passes import Dropout, draws_of
 from feda2l.models.timer import Timer
-from feda2l.simulate import timer_passes
-from feda2l.simulate.batched_timer import dropouts, timer_forward
-from feda2l.simulate.timer_passes import Dropout, draws_of
 
 ROWS, WINDOWS, TOKENS, HEADS, WIDTH, HIDDEN = 3, 7, 4, 2, 16, 32
 DRAWS = draws_of(torch.tensor([5, 99, -1234567], dtype=torch.int32), torch.zeros(3), 5)
@@ -37,7 +37,7 @@ def compare(make: Callable[[Sequence[Tensor], Dropout], tuple[Tensor, Tensor]], 
 
 
 def main() -> None:
-    from feda2l.simulate import cuda_passes  # wants triton
+    from feda2l.engines import cuda_passes  # wants triton
 
     torch.manual_seed(1)
     place, bias, many = (ROWS, WINDOWS * TOKENS, WIDTH), (ROWS, WIDTH), (ROWS, WINDOWS * TOKENS, HIDDEN)

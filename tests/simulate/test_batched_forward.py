@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from feda2l import models
-from feda2l.simulate.batched_forward import batched_forward, covers
+from feda2l.engines.batched_forward import batched_forward, covers
 
 
 def padded() -> nn.Sequential:

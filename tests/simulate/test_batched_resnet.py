@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from feda2l import data
-from feda2l.experiment.assemble import assemble
-from feda2l.experiment.datasets import Loaded
-from feda2l.experiment.engines import why_not_batched
-from feda2l.experiment.spec import Spec
+from feda2l.engines.batched_forward import covers
+from feda2l.engines.batched_resnet import resnet_forward
+from feda2l.engines.population import Population
+from feda2l.engines.running_statistics import RunningStatistics
 from feda2l.models.resnet import ResNet, resnet18_gn, resnet34
-from feda2l.simulate.batched_forward import covers
-from feda2l.simulate.batched_resnet import resnet_forward
-from feda2l.simulate.population import Population
-from feda2l.simulate.running_statistics import RunningStatistics
+from feda2l.runs.assemble import assemble
+from feda2l.runs.choose_engine import why_not_batched
+from feda2l.runs.datasets import Loaded
+from feda2l.spec.spec import Spec
 
 NORMS = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 32)}
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

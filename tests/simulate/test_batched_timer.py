@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feda2l.engines.batched_forward import covers
+from feda2l.engines.batched_loss import batch_losses
+from feda2l.engines.batched_timer import timer_forward
+from feda2l.engines.timer_passes import Dropout, draws_of, kept
 from feda2l.models.timer import Timer, timer_next_patch
-from feda2l.simulate.batched_forward import covers
-from feda2l.simulate.batched_loss import batch_losses
-from feda2l.simulate.batched_timer import timer_forward
-from feda2l.simulate.timer_passes import Dropout, draws_of, kept
 
 CPU = torch.device("cpu")
 SEEDS = torch.tensor([5, 99, -1234567], dtype=torch.int32)

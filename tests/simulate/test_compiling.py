@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from feda2l.simulate.compiling import compiled
+from feda2l.engines.compiling import compiled
 
 
 def test_all_shapes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

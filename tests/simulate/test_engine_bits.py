@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feda2l.engines.engine import Rows, Score, ScoreJob
+from feda2l.engines.population import point
+from feda2l.engines.stacked import Stacked
 from feda2l.models import build
 from feda2l.round.train import Hyperparameters
-from feda2l.simulate.engine import Rows, Score, ScoreJob
-from feda2l.simulate.population import point
 from feda2l.simulate.simulator import Simulator
-from feda2l.simulate.stacked import Stacked
 
 NODES = 10
 PERCEPTRONS = {

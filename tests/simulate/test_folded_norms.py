@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from feda2l.engines.folded_norms import FoldedNorms
 from feda2l.models import build
-from feda2l.simulate.folded_norms import FoldedNorms
 
 
 def network(name: str, seed: int) -> nn.Module:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feda2l.simulate.group_size import MOST, _longest_first, _waste, group_size
+from feda2l.engines.group_size import MOST, _longest_first, _waste, group_size
 
 RESNET = 11_228_032  # parameters of ResNet-18, aligned
 TIMER = 6_515_200

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feda2l.experiment.assemble import assemble
-from feda2l.experiment.spec import Spec
+from feda2l.engines.engine import Member
 from feda2l.layers import layer_groups
 from feda2l.reference import States, algorithm_1
-from feda2l.simulate.engine import Member
+from feda2l.runs.assemble import assemble
+from feda2l.spec.spec import Spec
 
 ROUNDS = 15
 TINY = """

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from feda2l.engines.population import shared_zeros
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.simulate.pool import Pool
-from feda2l.simulate.population import shared_zeros
+from feda2l.worker_pool import Pool
 
 
 class Target:
@@ -113,7 +113,7 @@ def running(pid: int) -> bool:
 
 PARENT = """
 import sys, time
-from feda2l.simulate.pool import Pool
+from feda2l.worker_pool import Pool
 
 class Target:
     def sleep(self, seconds):

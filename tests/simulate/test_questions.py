@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from feda2l.simulate.questions import PIECE, PIECES, Question, summed_errors
+from feda2l.engines.forecast_scores import PIECE, PIECES, Question, summed_errors
 
 SAMPLES = torch.arange(10_000, dtype=torch.float64)
 calls: list[tuple[torch.Size, torch.Size]] = []

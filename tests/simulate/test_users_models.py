@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import feda2l
+from feda2l.engines.engine import Rows
+from feda2l.engines.stacked import Stacked, is_perceptron
 from feda2l.models import build
-from feda2l.simulate.engine import Rows
-from feda2l.simulate.stacked import Stacked, is_perceptron
 from first_models import start_of
 
 ODDITIES = """

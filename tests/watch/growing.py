@@ -5,7 +5,7 @@ from typing import Any
 
 import tomli_w
 
-from feda2l.experiment.records import RunFolder
+from feda2l.records.run_folder import RunFolder
 
 NODES = 3
 LAYERS = ("a", "b")

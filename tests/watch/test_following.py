@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from growing import begin, cut_back, end, grow, record, spec
 
-from feda2l.experiment.held import held_locks, is_held
-from feda2l.experiment.records import RunFolder
+from feda2l.records.folder_locks import held_locks, is_held
+from feda2l.records.run_folder import RunFolder
 from feda2l.report.page_data import BINS, POINTS
 from feda2l.watch import arriving
 from feda2l.watch.find_folders import HOT

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from feda2l.experiment import tail
-from feda2l.experiment.tail import Tail
+from feda2l.records import growing_file as tail
+from feda2l.records.growing_file import Tail
 
 
 @pytest.fixture

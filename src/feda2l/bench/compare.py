@@ -10,10 +10,10 @@ import torch
 
 from feda2l.bench import works
 from feda2l.errors import FedA2LError
-from feda2l.experiment.device import cpu_has_bf16, why_no_gpu
-from feda2l.experiment.environment import environment
 from feda2l.names import look_up
-from feda2l.simulate.pool import default_processes
+from feda2l.runs.device import cpu_has_bf16, why_no_gpu
+from feda2l.runs.environment import environment
+from feda2l.worker_pool import default_processes
 
 BUSY = 0.5  # load average from which on the figures are not to be trusted
 

@@ -21,14 +21,14 @@ import zenoh
 from torch import Tensor
 
 from feda2l.bench.works import Result, note
-from feda2l.experiment.assemble import populate
 from feda2l.models import build
-from feda2l.peer.certificates import issue, make_authority
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
 from feda2l.peer.node import Node
-from feda2l.peer.payload import pack
-from feda2l.peer.zenoh_settings import Tls
+from feda2l.runs.assemble import populate
+from feda2l.wire.certificates import issue, make_authority
+from feda2l.wire.payload import pack
+from feda2l.wire.zenoh_settings import Tls
 
 WAIT = 60.0  # seconds until something is wrong
 # what it would learn does not matter here

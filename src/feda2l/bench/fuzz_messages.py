@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import torch
 
-from feda2l.peer.certificates import Authority, Identity, issue, make_authority
-from feda2l.peer.message import HEAD_LIMIT, LENGTHS, PROTOCOL, TAG, Head, seal, unseal
-from feda2l.peer.payload import Template, digest, pack, unpack
-from feda2l.peer.refused import Refused
+from feda2l.wire.certificates import Authority, Identity, issue, make_authority
+from feda2l.wire.message import HEAD_LIMIT, LENGTHS, PROTOCOL, TAG, Head, seal, unseal
+from feda2l.wire.payload import Template, digest, pack, unpack
+from feda2l.wire.refused import Refused
 
 LONGEST = 0.25  # s of CPU an input: hundreds of times the usual, for the collector may run within
 MOST_PYTHON = 16 * HEAD_LIMIT  # bytes an input, beyond the input itself

@@ -15,16 +15,16 @@ from feda2l.bench.plain_loop import PlainLoop
 from feda2l.bench.works import Result, note, pictures, walks
 from feda2l.data import Images
 from feda2l.data.samples import Dataset
-from feda2l.experiment.assemble import Assembled, assemble, populate
-from feda2l.experiment.datasets import Loaded
-from feda2l.experiment.spec import Spec
+from feda2l.engines import timer_passes
+from feda2l.engines.batched_timer import dropouts, timer_forward
+from feda2l.engines.compiling import compiled
+from feda2l.engines.engine import ScoreJob
+from feda2l.engines.timer_passes import draws_of
 from feda2l.models.timer import Timer
-from feda2l.simulate import timer_passes
-from feda2l.simulate.batched_timer import dropouts, timer_forward
-from feda2l.simulate.compiling import compiled
-from feda2l.simulate.engine import ScoreJob
+from feda2l.runs.assemble import Assembled, assemble, populate
+from feda2l.runs.datasets import Loaded
 from feda2l.simulate.simulator import Simulator
-from feda2l.simulate.timer_passes import draws_of
+from feda2l.spec.spec import Spec
 
 NODES, EACH = 10, 5000
 PLAIN_NODES = 2  # the plain loop goes node by node, so two tell what ten would take
@@ -112,7 +112,7 @@ def deterministic(model: str, batch: int, *, each: int) -> Result:
 
 def timer_kernels(rows: int, batch: int, channels: int) -> Result:
     """Forecasts and gradients of some Timers, with the compiler's passes between products and with Triton's kernels."""
-    from feda2l.simulate import cuda_passes
+    from feda2l.engines import cuda_passes
 
     device, half = torch.device("cuda"), torch.bfloat16
     model = Timer(input=(96, channels))

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from feda2l.experiment.assemble import Assembled
 from feda2l.round.train import Loss
+from feda2l.runs.assemble import Assembled
 
 Loader = DataLoader[tuple[Tensor, ...]]
 

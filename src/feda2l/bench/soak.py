@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from feda2l.errors import RunFailed
-from feda2l.experiment.reading import read_toml
-from feda2l.experiment.spec import Spec
-from feda2l.peer.swarm_folder import SwarmFolder
-from feda2l.peer.swarm_process import NodeProcess
+from feda2l.spec.spec import Spec
+from feda2l.swarm.swarm_folder import SwarmFolder
+from feda2l.swarm.swarm_process import NodeProcess
+from feda2l.toml_files import read_toml
 from feda2l.topology import build
 
 SPEC = {

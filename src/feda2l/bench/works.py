@@ -18,10 +18,10 @@ from feda2l.data.images import digits
 from feda2l.data.samples import Dataset
 from feda2l.data.series import Lengths, Series, Site, Split
 from feda2l.data.series import assemble as series
-from feda2l.experiment.assemble import Assembled, assemble, populate
-from feda2l.experiment.datasets import Loaded
-from feda2l.experiment.spec import Spec
+from feda2l.runs.assemble import Assembled, assemble, populate
+from feda2l.runs.datasets import Loaded
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
+from feda2l.spec.spec import Spec
 from feda2l.topology import build, build_mixing
 
 UNEVALUATED = {"rounds": 1_000_000, "evaluation": {"every": 1_000_000}}

@@ -108,7 +108,7 @@ def decode(root: Path, names: Sequence[str], *, processes: int | None = None) ->
         ) from None
     Source(root)  # a broken archive is said here, not by a worker
     if processes is None:
-        from feda2l.simulate.pool import default_processes
+        from feda2l.worker_pool import default_processes
 
         processes = default_processes() if len(names) > FEW else 0
     chunks = [names[start : start + CHUNK] for start in range(0, len(names), CHUNK)]

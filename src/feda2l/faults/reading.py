@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.reading import read_toml
 from feda2l.faults.plan import DEADLINE, KINDS, Fault, FaultPlan
 from feda2l.names import nearest
+from feda2l.toml_files import read_toml
 
 # the keys of each kind beside `kind` and `round`: those it needs, those it may have
 KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

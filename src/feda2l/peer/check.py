@@ -2,8 +2,8 @@
 
 from feda2l.algorithms.dfedhpo import DFedHPO
 from feda2l.errors import FedA2LError
-from feda2l.experiment.spec import Spec
 from feda2l.peer.config import NodeConfig
+from feda2l.spec.spec import Spec
 
 
 def refuse_network(spec: Spec) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.reading import Source, explain, read_toml, with_sets
-from feda2l.experiment.section import Count, Positive, Section
-from feda2l.experiment.spec import Spec
+from feda2l.spec.schema_base import Count, Positive, Section
+from feda2l.spec.spec import Spec
+from feda2l.toml_files import Source, explain, read_toml, with_sets
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}$")]

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from feda2l.errors import FedA2LError
-from feda2l.peer.certificates import Authority, Identity
 from feda2l.peer.config import NodeConfig
-from feda2l.peer.transport import Transport
+from feda2l.wire.certificates import Authority, Identity
+from feda2l.wire.transport import Transport
 
 if TYPE_CHECKING:
-    from feda2l.peer.zenoh_settings import Tls
+    from feda2l.wire.zenoh_settings import Tls
 
 
 def credentials(config: NodeConfig) -> tuple[Authority | None, Identity | None]:
@@ -29,14 +29,14 @@ def credentials(config: NodeConfig) -> tuple[Authority | None, Identity | None]:
 
 def connect(config: NodeConfig, run: str) -> Transport:
     """Listen, and reach for the neighbours."""
-    from feda2l.peer.zenoh_transport import ZenohTransport  # on use: whoever brings another transport needs no zenoh
+    from feda2l.wire.zenoh_transport import ZenohTransport  # on use: whoever brings another transport needs no zenoh
 
     return ZenohTransport(config.name, run, config.listen, _addresses(config), _tls(config))
 
 
 def reconnect(transport: Transport, config: NodeConfig) -> None:
     """Go on with the neighbours and certificates of a config that was read again."""
-    from feda2l.peer.zenoh_transport import ZenohTransport
+    from feda2l.wire.zenoh_transport import ZenohTransport
 
     if isinstance(transport, ZenohTransport):
         transport.reopen(_addresses(config), _tls(config))
@@ -47,7 +47,7 @@ def _addresses(config: NodeConfig) -> Mapping[str, str | None]:
 
 
 def _tls(config: NodeConfig) -> "Tls | None":
-    from feda2l.peer.zenoh_settings import Tls
+    from feda2l.wire.zenoh_settings import Tls
 
     security = config.security
     return None if security is None else Tls(security.ca, security.certificate, security.key)

@@ -10,13 +10,13 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from feda2l.peer.certificates import Authority, Identity
-from feda2l.peer.mailbox import NEWEST, Mailbox, Message
-from feda2l.peer.message import HEAD_LIMIT, MOST, PROTOCOL, Head, seal, unseal
 from feda2l.peer.neighbours import AHEAD, KEPT, Neighbour
-from feda2l.peer.payload import Template, digest, pack, unpack
-from feda2l.peer.refused import Refused
-from feda2l.peer.transport import Transport
+from feda2l.wire.certificates import Authority, Identity
+from feda2l.wire.mailbox import NEWEST, Mailbox, Message
+from feda2l.wire.message import HEAD_LIMIT, MOST, PROTOCOL, Head, seal, unseal
+from feda2l.wire.payload import Template, digest, pack, unpack
+from feda2l.wire.refused import Refused
+from feda2l.wire.transport import Transport
 
 SLICE = 5.0  # seconds of one held question; then it is asked again, so that a hung neighbour binds nobody for long
 GLANCE = 0.3  # seconds that an answer of a neighbour that is away may take

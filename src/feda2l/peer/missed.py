@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from feda2l.experiment.records import LAYER_COLUMNS, MULTIPLIERS
+from feda2l.records.run_folder import LAYER_COLUMNS, MULTIPLIERS
 
 
 def missed_round(round: int) -> dict[str, Any]:

@@ -9,31 +9,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from feda2l.engines.engine import Engine
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.experiment.assemble import Assembled, Place, assemble, populate
-from feda2l.experiment.datasets import Loaded, load_data
-from feda2l.experiment.device import find_device
-from feda2l.experiment.pack import begin_folder, why_diverged
-from feda2l.experiment.records import RunFolder
-from feda2l.experiment.resume import check_same_run, continued, finished, saved_spec
-from feda2l.experiment.summary import write_summary
 from feda2l.peer.check import refuse_unfit
 from feda2l.peer.config import DeadlineConfig, NodeConfig
 from feda2l.peer.connect import connect, credentials, reconnect
 from feda2l.peer.courier import Courier, Facts
 from feda2l.peer.log import FILE, NodeLog
 from feda2l.peer.meddler import PlannedFaults
-from feda2l.peer.message import Head
 from feda2l.peer.missed import missed_round
 from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.peer import Peer
-from feda2l.peer.refused import Refused
 from feda2l.peer.search import search
-from feda2l.peer.transport import Transport
+from feda2l.records.run_folder import RunFolder
+from feda2l.runs.assemble import Assembled, Place, assemble, populate
+from feda2l.runs.datasets import Loaded, load_data
+from feda2l.runs.device import find_device
+from feda2l.runs.pack import begin_folder, why_diverged
+from feda2l.runs.resume import check_same_run, continued, finished, saved_spec
+from feda2l.runs.summary import write_summary
 from feda2l.simulate.checkpoint import restore, save_checkpoint
-from feda2l.simulate.engine import Engine
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
+from feda2l.wire.message import Head
+from feda2l.wire.refused import Refused
+from feda2l.wire.transport import Transport
 
 BACK = 4.0  # times the least deadline: how long a node that comes back looks for its neighbours
 STARTING = 120.0  # seconds that loading may take, beside the wait for neighbours, before it looks unhealthy

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from feda2l.algorithms import Neighbourhood
 from feda2l.peer.courier import Courier
-from feda2l.peer.message import Head
 from feda2l.peer.neighbours import Neighbour
-from feda2l.peer.payload import Template, norm
 from feda2l.simulate.simulation import Simulation
 from feda2l.topology.row import Voice, mean_weights, row_weights
+from feda2l.wire.message import Head
+from feda2l.wire.payload import Template, norm
 
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BEHIND = 2  # rounds: whoever is so far behind takes over the others' state

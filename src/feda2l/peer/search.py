@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from feda2l.algorithms.dfedhpo import DFedHPO, Trial
-from feda2l.peer.payload import Template
+from feda2l.engines.engine import Engine
 from feda2l.peer.peer import Peer
-from feda2l.simulate.engine import Engine
 from feda2l.simulate.search import try_out
+from feda2l.wire.payload import Template
 
 HUGE = sys.float_info.max  # a diverged trial's loss as it travels: messages hold finite numbers only
 

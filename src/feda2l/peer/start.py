@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.records import RunFolder
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
 from feda2l.peer.node import Node, assemble_node
 from feda2l.peer.strangers import watch_for_strangers
+from feda2l.records.run_folder import RunFolder
 
 
 def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from feda2l.experiment.records import RunFolder, layer_columns, round_columns
+from feda2l.records.run_folder import RunFolder, layer_columns, round_columns
 from feda2l.report.find_runs import FoundRun, Notes
 
 Floats = NDArray[np.float64]

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import polars
 
-from feda2l.experiment.cells import Cell as StudyCell
-from feda2l.experiment.study import Study
 from feda2l.report.curves import read_curves
 from feda2l.report.find_runs import Notes, find_runs, flatten
 from feda2l.report.paper_numbers import PARAMETER, paper_number
 from feda2l.report.results import Cell
 from feda2l.report.run_figures import Figures, figures_of
 from feda2l.report.significance import PairedTest, paired_test
+from feda2l.studies.cells import Cell as StudyCell
+from feda2l.studies.study import Study
 
 MEASURES = ("rounds", "best_smoothed", "last_10")
 # what a setting of the paper's main table is made of

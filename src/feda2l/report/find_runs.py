@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.cells import STAGES
-from feda2l.experiment.held import held_locks, is_held
-from feda2l.experiment.records import RunFolder
+from feda2l.records.folder_locks import held_locks, is_held
+from feda2l.records.run_folder import RunFolder
+from feda2l.studies.cells import STAGES
 
 # where a run goes and how fast; precision is the one key of [runtime] that changes numbers
 NO_MATTER = ("name", "runtime.device", "runtime.engine", "runtime.deterministic", "runtime.workers")

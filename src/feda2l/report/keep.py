@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.cells import STAGES
-from feda2l.experiment.records import RunFolder
-from feda2l.experiment.study import Study
-from feda2l.experiment.study_folder import StudyFolder
+from feda2l.records.run_folder import RunFolder
+from feda2l.studies.cells import STAGES
+from feda2l.studies.study import Study
+from feda2l.studies.study_folder import StudyFolder
 
 FACTS = ("summary.json", "environment.json", "search.json", "chosen.json", "target.json")
 TIMES = "timings.jsonl"  # of a study whose runs have the machine to themselves; of others they say nothing

@@ -10,9 +10,9 @@ from typing import Any
 
 from feda2l.algorithms import ALGORITHMS
 from feda2l.errors import FedA2LError
-from feda2l.experiment.spec import Spec
 from feda2l.rates import RULES
 from feda2l.report.find_runs import NO_MATTER, FoundRun, Notes, flatten
+from feda2l.spec.spec import Spec
 
 # keys that others often depend on come first: a key that tells no two runs apart after these has no column
 FIRST = (

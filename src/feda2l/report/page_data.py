@@ -10,13 +10,13 @@ import numpy as np
 import polars
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.spec import Spec
 from feda2l.report.curves import Floats, mean_of, read_layers
 from feda2l.report.figures import seeds_band, seeds_seconds
 from feda2l.report.find_runs import FoundRun
 from feda2l.report.results import Cell, Contest, ResultTable
 from feda2l.report.sheets import Sheet, sheets_of
 from feda2l.report.words import naive_words, setting_of
+from feda2l.spec.spec import Spec
 
 POINTS = 240  # of a curve
 BINS = 100  # rounds of a heat map; more are averaged in bins
@@ -232,8 +232,8 @@ def _counts(run: FoundRun) -> dict[str, Any] | str:
     import torch
 
     from feda2l.data.partition import table
-    from feda2l.experiment.datasets import load_data
-    from feda2l.experiment.deal import partition_of
+    from feda2l.runs.assign_samples import partition_of
+    from feda2l.runs.datasets import load_data
 
     name = run.keys.get("data.name")
     if name == "tinyimagenet" or ":" in str(name):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from feda2l.experiment.forecast import Forecasts
+    from feda2l.runs.forecast import Forecasts
 
 
 SHOWN = 4  # variates of a forecast that fit a figure

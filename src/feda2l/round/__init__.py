@@ -1,0 +1,1 @@
+"""One round of Algorithm 1, part by part."""

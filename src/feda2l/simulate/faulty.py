@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feda2l.engines.population import Population
 from feda2l.equations import Signals
 from feda2l.faults.schedule import Comeback, Schedule
 from feda2l.rates.base import Rates, Setting
 from feda2l.rates.by_node import RatesByNode
 from feda2l.round.aggregate import mix_published
-from feda2l.simulate.population import Population
 from feda2l.simulate.simulation import Simulation
 from feda2l.topology import Mixing
 

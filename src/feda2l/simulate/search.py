@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from feda2l.algorithms.dfedhpo import SPREAD, DFedHPO, Trial
+from feda2l.engines.engine import Engine, ScoreJob, TrainJob
 from feda2l.round.train import Hyperparameters
-from feda2l.simulate.engine import Engine, ScoreJob, TrainJob
 from feda2l.simulate.simulation import Simulation
 
 PAIR = 16  # bytes of a rate and a loss

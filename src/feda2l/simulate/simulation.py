@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from feda2l.algorithms import Algorithm, Neighbourhood, Own
+from feda2l.engines.engine import Member, TrainJob
+from feda2l.engines.population import Population, is_batch_count
 from feda2l.equations import Signals
 from feda2l.layers import Layer
 from feda2l.network import Clock
@@ -17,9 +19,7 @@ from feda2l.round.adapt import Columns
 from feda2l.round.aggregate import MomentumState, aggregate, aggregate_in_place, mix_published, settle_memory
 from feda2l.round.exchange import bytes_sent
 from feda2l.round.train import Hyperparameters
-from feda2l.simulate.engine import Member, TrainJob
 from feda2l.simulate.exact_mean import exact_mean
-from feda2l.simulate.population import Population, is_batch_count
 from feda2l.topology import Mixing
 
 T = TypeVar("T")

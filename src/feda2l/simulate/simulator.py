@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from feda2l.simulate.engine import ERRORS, Engine, Member, Score, ScoreJob, TrainJob
+from feda2l.engines.engine import ERRORS, Engine, Member, Score, ScoreJob, TrainJob
 from feda2l.simulate.simulation import Simulation
 from feda2l.simulate.twins import Twins
 

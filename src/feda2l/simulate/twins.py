@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 import torch
 from torch import Tensor, nn
 
-from feda2l.simulate.engine import Engine, TrainJob
-from feda2l.simulate.population import is_batch_count
+from feda2l.engines.engine import Engine, TrainJob
+from feda2l.engines.population import is_batch_count
 from feda2l.simulate.simulation import Simulation
 
 Alike = Callable[[Simulation, Simulation], bool]

@@ -15,7 +15,7 @@ from feda2l.errors import FedA2LError
 from feda2l.names import look_up
 
 if TYPE_CHECKING:
-    from feda2l.experiment.spec import Spec
+    from feda2l.spec.spec import Spec
 
 __all__ = ["TRACKERS", "MakeTracker", "TrackedRun", "Tracker", "TrackerLike", "find_tracker"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from feda2l.trackers import MakeTracker, TrackedRun, Tracker, TrackerLike, find_tracker
 
 if TYPE_CHECKING:
-    from feda2l.experiment.records import RunFolder
-    from feda2l.experiment.spec import Spec
+    from feda2l.records.run_folder import RunFolder
+    from feda2l.spec.spec import Spec
 
 PATIENCE = 60.0  # seconds that a single call may take, and all that is left to tell when the runs are over
 BACKLOG = 10_000  # rounds that a tracker may be behind

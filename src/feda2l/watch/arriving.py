@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feda2l.experiment.records import RunFolder
-from feda2l.experiment.tail import Tail
+from feda2l.records.growing_file import Tail
+from feda2l.records.run_folder import RunFolder
 
 SIGNALS = ("rate", "sigma", "zeta")
 CELLS = 2000  # nodes x layers of a round that are kept for the heat maps

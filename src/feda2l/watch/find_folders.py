@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feda2l.errors import FedA2LError
-from feda2l.experiment.cells import STAGES
-from feda2l.experiment.study import Study
+from feda2l.studies.cells import STAGES
+from feda2l.studies.study import Study
 
 MOST = 20_000  # folders that are looked into
 HOT = 2.0  # seconds for which a folder's time of change may stand still although it changes

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from feda2l.experiment.held import held_locks
+from feda2l.records.folder_locks import held_locks
 from feda2l.watch.find_folders import MOST, Folders
 from feda2l.watch.watched_run import WatchedRun, unreadable, waiting
 

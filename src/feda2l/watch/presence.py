@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
-from feda2l.experiment.held import Held, is_held
-from feda2l.experiment.records import RunFolder
+from feda2l.records.folder_locks import Held, is_held
+from feda2l.records.run_folder import RunFolder
 
 QUIET = 30.0  # seconds without news after which a process that cannot be seen is taken for gone
 ROUNDS = 5  # or so many of its usual rounds

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from feda2l.experiment.held import Held
-from feda2l.experiment.records import RunFolder
+from feda2l.records.folder_locks import Held
+from feda2l.records.run_folder import RunFolder
 from feda2l.report.page_data import numbers
 from feda2l.watch.arriving import Arriving
 from feda2l.watch.presence import Presence

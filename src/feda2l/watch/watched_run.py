@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feda2l.experiment.held import Held
-from feda2l.experiment.records import RunFolder
+from feda2l.records.folder_locks import Held
+from feda2l.records.run_folder import RunFolder
 from feda2l.report.curves import Curve, Floats, read_curves
 from feda2l.report.find_runs import FoundRun, Notes
 from feda2l.report.page_data import POINTS, edges_of, heat_of, numbers

@@ -1,0 +1,135 @@
+"""What there is, from the tables that the code itself looks names up in."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from rich.table import Table
+
+from feda2l.algorithms import ALGORITHMS
+from feda2l.data import CATALOG
+from feda2l.models import MODELS
+from feda2l.network.profiles import LINKS, SPEEDS
+from feda2l.rates import RULES
+from feda2l.rates.feda2l import FedA2LRule
+from feda2l.spec.schema_base import NamedSection, section_of
+from feda2l.spec.spec import Spec
+from feda2l.studies.study import Study, shipped
+from feda2l.topology import TOPOLOGIES
+
+BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+OWN = '"package.module:Class"'
+
+
+def catalogue(what: str | None = None) -> list[Table]:
+    """One table a kind, or the one asked for."""
+    tables: dict[str, Callable[[], Table]] = {
+        "algorithms": lambda: _table(
+            "algorithms",
+            ("name", "what it is", "reference", "parameters"),
+            [
+                *((name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()),
+                (OWN, "your own subclass of feda2l.algorithms.Algorithm", "docs/add-an-algorithm.md", "its fields"),
+            ],
+        ),
+        "rates": lambda: _table(
+            "rates",
+            ("name", "what it is", "parameters"),
+            [
+                *((name, kind.summary, _parameters(kind)) for name, kind in RULES.items()),
+                (OWN, "your own subclass of feda2l.rates.Rule", "its fields"),
+            ],
+        ),
+        "topologies": lambda: _table(
+            "topologies", ("name", "what it is"), ((name, text) for name, (_, text) in TOPOLOGIES.items())
+        ),
+        "datasets": lambda: _table(
+            "datasets",
+            ("name", "what it is", "model", "source"),
+            ((entry.name, entry.description, entry.model, entry.source) for entry in CATALOG.values()),
+        ),
+        "models": lambda: _table(
+            "models",
+            ("name", "what it is"),
+            [
+                *((name, (make.__doc__ or "").splitlines()[0]) for name, make in MODELS.items()),
+                (OWN, "your own torch.nn.Module"),
+            ],
+        ),
+        "networks": lambda: _table(
+            "networks",
+            ("name", "key", "what it is"),
+            [
+                *((name, "network.links", profile.summary) for name, profile in LINKS.items()),
+                *((name, "network.speed", profile.summary) for name, profile in SPEEDS.items()),
+            ],
+        ),
+        "studies": lambda: _table("studies", ("name", "what it is", "runs", "rounds"), _studies()),
+        "keys": lambda: _table("keys of a spec", ("key", "type", "default", "what it is"), _keys()),
+    }
+    return [make() for name, make in tables.items() if what in (None, name)]
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _studies() -> Iterable[tuple[str, str, str, str]]:
+    for name, path in shipped().items():
+        study = Study.load(path)
+        rounds = sum(cell.spec(study.seeds[0]).rounds for cell in study.cells) * len(study.seeds)
+        yield name, study.title, str(len(study.cells) * len(study.seeds)), f"{rounds:,}"
+
+
+def _keys() -> Iterable[tuple[str, str, str, str]]:
+    """Every key of a spec with its default; what is empty is left out of a resolved spec."""
+    for name, field in Spec.model_fields.items():
+        if (section := section_of(field)) is None:
+            yield _key(name, field)
+            continue
+        for key, inner in section.model_fields.items():
+            yield _key(f"{name}.{key}", inner)
+        if issubclass(section, NamedSection):
+            yield f"{name}. ...", "", "", f"and the parameters of the one named: feda2l list {name.rstrip('s')}s"
+
+
+def _key(name: str, field: FieldInfo) -> tuple[str, str, str, str]:
+    default = "" if field.default is None else str(field.default).lower() if field.annotation is bool else field.default
+    return name, _type(field.annotation, field.metadata), str(default), field.description or ""
+
+
+def _type(kind: Any, limits: Iterable[Any] = ()) -> str:
+    """What a value may be, in words: `int, at least 1`, `sgd | adam | adamw`."""
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(_type(part, limits) for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"list of {_type(get_args(kind)[0])}"
+    if hasattr(kind, "__metadata__"):  # Annotated, within a union
+        return _type(kind.__origin__, [part for field in kind.__metadata__ for part in getattr(field, "metadata", [])])
+    bounds = [
+        f"{word} {bound:g}"
+        for limit in limits
+        for name, word in BOUNDS.items()
+        if (bound := getattr(limit, name, None)) is not None
+    ]
+    return ", ".join([kind.__name__, *bounds])
+
+
+def _parameters(kind: Any) -> str:
+    """The parameters with their defaults; a control of FedA2L has FedA2L's, and only its own are listed."""
+    if issubclass(kind, FedA2LRule) and kind is not FedA2LRule:
+        own = {field.name for field in dataclasses.fields(kind)} - {
+            field.name for field in dataclasses.fields(FedA2LRule)
+        }
+        return ", ".join(["as feda2l", *sorted(own)])
+    shown = {field.name: field.default for field in dataclasses.fields(kind)}
+    return ", ".join(name if value is None else f"{name}={value}" for name, value in shown.items())

@@ -1,0 +1,195 @@
+"""What this machine has, what is missing and what to install: `feda2l doctor`."""
+
+import os
+import platform
+import shutil
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Literal
+
+from feda2l.runs.environment import cores, installed
+
+GIB = 2**30
+LITTLE = GIB  # of disk: a study of checkpoints fills it
+
+# extra: its packages, and what it is for
+EXTRAS = {
+    "peers": (
+        ("eclipse-zenoh", "cryptography", "prometheus-client", "blake3"),
+        "real nodes over TLS: node, swarm, certs",
+    ),
+    "plots": (("matplotlib", "plotly"), "figures and the report's page"),
+    "tensorboard": (("tensorboard",), "--track tensorboard, report --tensorboard"),
+    "wandb": (("wandb",), "--track wandb"),
+    "mlflow": (("mlflow-skinny", "sqlalchemy", "alembic"), "--track mlflow"),
+    "watch": (("starlette", "uvicorn", "plotly"), "the live view: watch"),
+    "lightning": (("pytorch-lightning",), "feda2l.integrations.lightning"),
+    "transformers": (("transformers", "accelerate"), "feda2l.integrations.trainer"),
+    "flower": (("flwr",), "feda2l.integrations.flower"),
+    "hivemind": (("hivemind",), "feda2l.integrations.hivemind"),
+    "notebooks": (("matplotlib", "ipykernel", "nbclient", "nbformat"), "docs/notebooks"),
+    "images": (("pillow",), "your own pictures, Tiny ImageNet"),
+    "hpo": (("optuna",), "algorithm dfedhpo's search"),
+}
+
+State = Literal["ok", "absent", "broken"]  # absent is fine until it is needed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing, how it is, and what to do where it is not well."""
+
+    what: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def examine(data: Path | None = None) -> list[Finding]:
+    """Everything, the core first. A check that fails in a way nobody thought of is a finding too."""
+    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+        ("core", _core),
+        ("torch", _torch),
+        ("GPU", _gpu),
+        ("machine", _machine),
+        ("disk", lambda: _disk(data)),
+        ("extras", _extras),
+        ("data", lambda: _data(data)),
+        ("network", _network),
+    )
+    findings: list[Finding] = []
+    for what, check in checks:
+        try:
+            findings += check()
+        except Exception as error:  # a broken installation may raise anything
+            needed = what in ("core", "torch")
+            words = f"{type(error).__name__}: {error}".splitlines()[0]
+            findings.append(Finding(what, "broken" if needed else "absent", words, _AGAIN if needed else ""))
+    return findings
+
+
+_AGAIN = "install it again: pip install --force-reinstall feda2l"
+
+
+def _core() -> Iterator[Finding]:
+    good = sys.version_info >= (3, 11)
+    remedy = "" if good else "feda2l needs Python 3.11 or newer"
+    yield Finding("Python", "ok" if good else "broken", platform.python_version(), remedy)
+    yield Finding("feda2l", "ok", installed("feda2l") or "a source tree that is not installed")
+    needed = [text for text in requires("feda2l") or () if "extra ==" not in text] if installed("feda2l") else []
+    names = [text.split(";")[0].strip() for text in needed]
+    missing = [name for name in names if installed(_bare(name)) is None]
+    if missing:
+        yield Finding("packages", "broken", f"missing: {', '.join(missing)}", f"pip install '{missing[0]}'")
+    else:
+        yield Finding("packages", "ok", f"all {len(names)} that are always needed")
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    from feda2l.runs.device import cpu_has_bf16
+
+    square = torch.full((8, 8), 0.5) @ torch.full((8, 8), 0.5)
+    good = bool((square == 2).all())
+    threads = torch.get_num_threads()
+    kinds = "fp32, bf16" if cpu_has_bf16() else "fp32"
+    found = f"{torch.__version__}, {threads} thread{'s' * (threads != 1)}; {kinds} on this CPU"
+    yield Finding("torch", "ok" if good else "broken", found, "" if good else _AGAIN)
+
+
+def _gpu() -> Iterator[Finding]:
+    import torch
+
+    from feda2l.runs.device import why_no_gpu
+
+    if why := why_no_gpu():
+        yield Finding("GPU", "absent", "none: the CPU is used", why)
+        return
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        kinds = "fp32, tf32, bf16" if about.major >= 8 else "fp32 (tf32 and bf16 need a newer one)"
+        memory = f"{about.total_memory / GIB:.0f} GiB"
+        yield Finding(f"GPU {number}", "ok", f"{about.name}, {memory}; {kinds}; deterministic = true is possible")
+
+
+def _machine() -> Iterator[Finding]:
+    count = cores()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield Finding(
+        "machine", "ok", f"{count} core{'s' * (count != 1)} for this process, {memory / GIB:.1f} GiB of memory"
+    )
+
+
+def _disk(data: Path | None) -> Iterator[Finding]:
+    from feda2l.data.download import ENVIRONMENT, data_folder
+
+    variable = ENVIRONMENT if os.environ.get(ENVIRONMENT) else f"{ENVIRONMENT} is not set: the cache"
+    source = "--data" if data else variable
+    for what, folder in (("runs go to", Path.cwd()), (f"data folder ({source})", data_folder(data))):
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        writable = os.access(there, os.W_OK)
+        remedy = "" if writable else "choose a folder that you may write to"
+        remedy = remedy or ("make room: a full disk ends a run" if free < LITTLE else "")
+        found = f"{folder}: {free / GIB:.1f} GiB free{'' if writable else ', not writable'}"
+        yield Finding(what, "absent" if remedy else "ok", found, remedy)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (packages, purpose) in EXTRAS.items():
+        missing = [name for name in packages if installed(name) is None]
+        if missing:
+            found = f"{purpose}; not installed: {', '.join(missing)}"
+            yield Finding(f"extra {extra}", "absent", found, f"pip install 'feda2l[{extra}]'")
+        else:
+            yield Finding(f"extra {extra}", "ok", ", ".join(f"{name} {installed(name)}" for name in packages))
+
+
+def _data(data: Path | None) -> Iterator[Finding]:
+    from feda2l.data import CATALOG
+    from feda2l.data.download import data_folder
+
+    folder = data_folder(data)
+    option = f" --data {data}" if data else ""
+    for name, entry in CATALOG.items():
+        if entry.archive is None:
+            yield Finding(f"data {name}", "ok", "comes with scikit-learn")
+        elif entry.archive.missing(folder):
+            yield Finding(f"data {name}", "absent", "not found", f"feda2l data fetch {name}{option}")
+        else:
+            yield Finding(f"data {name}", "ok", "found (feda2l data verify checks every byte)")
+
+
+def _network() -> Iterator[Finding]:
+    """What real peers need: a port of this machine's own, TLS 1.3, and zenoh that opens one."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+    except OSError as error:
+        yield Finding("network", "absent", f"127.0.0.1 cannot be listened on: {error.strerror}", "needed by real peers")
+        return
+    if not ssl.HAS_TLSv1_3:
+        yield Finding("network", "absent", f"{ssl.OPENSSL_VERSION} has no TLS 1.3", "needed by real peers")
+        return
+    if installed("eclipse-zenoh") is None:
+        yield Finding("network", "ok", "127.0.0.1 can be listened on, TLS 1.3 is there")
+        return
+    import zenoh
+
+    settings = zenoh.Config.from_json5(
+        '{mode: "peer", listen: {endpoints: ["tcp/127.0.0.1:0"]}, scouting: {multicast: {enabled: false}}}'
+    )
+    with zenoh.open(settings):
+        yield Finding("network", "ok", "zenoh listens on 127.0.0.1, TLS 1.3 is there")
+
+
+def _bare(requirement: str) -> str:
+    """A package's name without the versions that are allowed."""
+    end = next((at for at, letter in enumerate(requirement) if not (letter.isalnum() or letter in "-_.")), None)
+    return requirement[:end]

@@ -1,0 +1,24 @@
+"""What `feda2l doctor` found, as a table or for a program."""
+
+import dataclasses
+import json as json_format
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from feda2l.cli.doctor import Finding
+
+MARKS = {"ok": "ok", "absent": "-", "broken": "BROKEN"}
+
+
+def print_findings(findings: Sequence[Finding], *, json: bool = False) -> None:
+    if json:
+        print(json_format.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        return
+    table = Table("", "", "found", "to do", title="this machine", title_justify="left")
+    for finding in findings:
+        words = (finding.what, MARKS[finding.state], finding.found, finding.remedy)
+        table.add_row(*map(Text, words))  # as they are: feda2l[plots] is no markup
+    Console().print(table)

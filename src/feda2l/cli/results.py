@@ -1,0 +1,151 @@
+"""The commands on runs that are there: `feda2l evaluate`, `forecast`, `export`, `report`, `watch` and `compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from feda2l.cli.options import DataFolder
+from feda2l.errors import FedA2LError, RunFailed
+
+
+def evaluate(run: Path, *, node: int | None = None, data: DataFolder = None) -> None:
+    """Score a run's models on the test set again: every node's and the mean model's.
+
+    Parameters
+    ----------
+    run
+        the run folder
+    node
+        this node only
+    """
+    from feda2l.cli.run_view import scores_table
+    from feda2l.runs.evaluate import evaluate
+
+    Console().print(scores_table(evaluate(run, data), node))
+
+
+def forecast(
+    run: Path, *, node: int | None = None, windows: int = 3, out: Path | None = None, data: DataFolder = None
+) -> None:
+    """Plot forecasts of a run's model beside what followed, for a few test windows of a series.
+
+    Parameters
+    ----------
+    run
+        the run folder
+    node
+        this node's model, on its own test windows, in place of the mean model
+    windows
+        how many windows, evenly spread over the test windows
+    out
+        the figure (default forecast.png or forecast-node-I.png in the run folder)
+    """
+    from feda2l.report.plots import plot_forecasts
+    from feda2l.runs.forecast import forecasts
+
+    found = forecasts(run, node=node, windows=windows, data=data)
+    path = out or run / ("forecast.png" if node is None else f"forecast-node-{node}.png")
+    plot_forecasts(found, path)
+    print(f"figure: {path}")
+
+
+def export(run: Path, *, node: int | None = None, out: Path | None = None) -> None:
+    """Write a run's model as safetensors: the mean model, or one node's.
+
+    Parameters
+    ----------
+    run
+        the run folder
+    node
+        this node's model in place of the mean
+    out
+        the file (default model.safetensors or node-I.safetensors in the run folder)
+    """
+    from safetensors.torch import save
+
+    from feda2l.runs.run import Run
+
+    done = Run(run)
+    # a copy each: safetensors wants no shared memory, and tied weights have it
+    state = {name: value.clone().contiguous() for name, value in done.model(node).state_dict().items()}
+    path = out or run / ("model.safetensors" if node is None else f"node-{node}.safetensors")
+    try:
+        path.write_bytes(save(state))
+    except OSError as error:
+        raise RunFailed(f"--out {path}: cannot be written: {error.strerror}", see="cannot-write") from error
+    print(f"{path}: {sum(value.numel() for value in state.values()):,} values in {len(state)} tensors")
+
+
+def report(
+    *folders: Path,
+    out: Path = Path("report"),
+    tensorboard: bool = False,
+    paper: bool = True,
+    page: Annotated[list[Path] | None, Parameter(negative=())] = None,
+) -> None:
+    """Tables, figures and one self-contained page from run folders, found at any depth.
+
+    Parameters
+    ----------
+    folders
+        run folders, or folders that hold some
+    out
+        where table.md, table.tex, table.csv, figures and index.html go
+    tensorboard
+        write events for TensorBoard too
+    paper
+        set the paper's numbers beside ours where it has them
+    page
+        write a page's own tables and figures anew from kept records (one folder), and nothing else; may be repeated
+    """
+    from feda2l.report.printed import print_report
+
+    if not folders:
+        raise FedA2LError("report: which folders? feda2l report DIR [DIR ...] [--out OUT]")
+    if page:
+        from feda2l.report.fill_page import fill_pages
+
+        if len(folders) > 1:
+            raise FedA2LError("report --page: the marks of a page are about one folder of results")
+        fill_pages(page, folders[0])
+        return
+    print_report(list(folders), out, tensorboard=tensorboard, paper=paper)
+
+
+def watch(
+    folder: Path,
+    *,
+    port: int | None = None,
+    open_: Annotated[bool, Parameter(name="--open", negative=())] = False,
+) -> None:
+    """Follow a run, a study or a swarm in a browser, on this machine alone; Ctrl-C ends the view, not the run.
+
+    Parameters
+    ----------
+    folder
+        a run's, a study's or a swarm's folder, or one in which they lie or will begin
+    port
+        of the page (default 8765, or the next that is free)
+    open_
+        open the page in the browser
+    """
+    from feda2l.watch.command import watch
+
+    watch(folder, port, open_browser=open_)
+
+
+def compare(a: Path, b: Path, /) -> None:
+    """Say whether B beats A: rounds, time and accuracy, seed by seed.
+
+    Parameters
+    ----------
+    a
+        a run folder, or a folder of runs that differ in their seed only
+    b
+        the same for the other side
+    """
+    from feda2l.report.printed import print_comparison
+
+    print_comparison(a, b)

@@ -1,0 +1,97 @@
+"""What a terminal shows of one run: who holds what, what it came to, the scores of its models."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from feda2l.data.partition import table as count_samples
+from feda2l.errors import FedA2LError
+from feda2l.report.plots import plot_partition
+from feda2l.report.tables import partition_table
+from feda2l.runs.assign_samples import partition_of
+from feda2l.runs.datasets import load_data
+from feda2l.spec.spec import Spec
+
+
+def show_partition(spec: Spec, data: Path | None, out: Path | None) -> None:
+    """Print and plot who holds what."""
+    with spec.at_fault():
+        dataset = load_data(spec.data, data)
+        parts = partition_of(spec, dataset)
+    names, series = dataset.class_names, dataset.classes is None
+    # of series: who holds whose windows
+    own = dataset.groups if series else dataset.train.targets(torch.arange(len(dataset.train)))
+    if own is None:
+        raise FedA2LError(f"{spec.data.name}: has neither classes nor groups to show")
+    counts = count_samples(own, parts, len(names))
+    Console().print(partition_table(counts, names, series=series))
+    path = Path(f"{spec.name}-partition.png") if out is None else Path(f"{out}-partition.png")
+    skew = f" {spec.data.alpha:g}" if spec.data.partition in ("dirichlet", "cluster") else ""
+    title = f"{spec.data.name}, {len(parts)} nodes, {spec.data.partition}{skew}"
+    plot_partition(counts, names, title, path, kind="site" if series else "class")
+    print(f"figure: {path}")
+
+
+def summary_text(summary: dict[str, Any], path: Path) -> str:
+    """What a run came to, in a few lines."""
+    metric, final = summary["metric"], summary["final"]
+    values = summary[metric]
+    lines = [
+        f"{summary['name']}: {summary['rounds']} rounds, {metric} {values['final']:.4f} "
+        f"(nodes: std {final[f'{metric}_std']:.4f}, worst {final[f'{metric}_worst']:.4f}), "
+        f"best {values['best']:.4f} in round {values['best_round']}"
+    ]
+    if "naive" in summary:
+        naive = ", ".join(f"{name} {errors['mse']:.4f}" for name, errors in summary["naive"].items())
+        lines[0] += f"; mae {final['mae']:.4f}"
+        lines.append(f"naive forecasts, mse: {naive}")
+    if "search" in summary:
+        rates, cost = summary["search"]["rates"], summary["search"]["rounds"]
+        lines.append(f"base rates found: {min(rates):.3g} to {max(rates):.3g}, at the cost of {cost:.0f} rounds")
+    if faults := summary.get("faults"):
+        lines.append(
+            f"faults: {faults['missed']} rounds of nodes missed, {faults['alone']} spent alone, "
+            f"{faults['rejected']} messages refused"
+        )
+    if partly := summary.get("participation"):
+        lines.append(f"participation: {partly['missed']} rounds of nodes rested, {partly['alone']} spent alone")
+    if (simulated := summary.get("simulated_seconds")) is not None:
+        each = simulated / max(summary["rounds"], 1)
+        lines.append(f"simulated time on this network: {simulated:,.1f} s, {each:.3g} s a round")
+    if (target := summary.get("target")) and target["round"]:
+        time = f" after {target['seconds']:.1f} s" if "seconds" in target else ""
+        time += f" ({target['simulated_seconds']:,.1f} simulated s)" if "simulated_seconds" in target else ""
+        lines.append(f"target {target[metric]:g} reached in round {target['round']}{time}")
+    seconds = summary["seconds"]
+    parts = ", ".join(f"{part} {seconds[part]:.1f}" for part in seconds)
+    lines += [f"seconds: {parts}; sent {summary['bytes_sent'] / 1e6:,.1f} MB", f"records: {path}"]
+    return "\n".join(lines)
+
+
+def scores_table(scores: dict[str, Any], node: int | None) -> Table:
+    """The scores of every model, or of one node's."""
+    columns = [name for name in ("accuracy", "mse", "mae", "test_loss") if name in scores["nodes"]]
+    count = len(scores["nodes"]["test_loss"])
+    if node is not None and not 0 <= node < count:
+        raise FedA2LError(f"--node {node}: the run has nodes 0 to {count - 1}")
+    table = Table(title=f"after round {scores['round']}")
+    table.add_column("model")
+    for column in columns:
+        table.add_column(column.removeprefix("test_"), justify="right")
+
+    def add(model: str, values: list[float | None], style: str | None = None) -> None:
+        # a node that is away, or has no sample to be scored on, has no score
+        table.add_row(model, *("-" if value is None else f"{value:.4f}" for value in values), style=style)
+
+    for number in range(count):
+        if node in (None, number):
+            add(f"node {number}", [scores["nodes"][column][number] for column in columns])
+    if node is None:
+        add("mean of nodes", [scores[column] for column in columns], style="bold")
+        means = [f"mean_model_{column.removeprefix('test_')}" for column in columns]
+        if means[0] in scores:
+            add("mean model", [scores[name] for name in means])
+    return table

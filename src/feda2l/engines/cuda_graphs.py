@@ -1,0 +1,170 @@
+"""The general GPU engine: each node's training step captured once as a CUDA graph, replayed on the node's stream."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from feda2l.engines.cuda_engine import WARM_UP, CudaEngine, next_samples
+from feda2l.engines.engine import TrainJob
+from feda2l.round.local import Local
+from feda2l.round.train import gradients_of, in_memory_order, objective
+
+STREAMS = 16
+
+
+@dataclass
+class _Node:
+    """A row's own model object, whose tensors are views of the row, and its captured step."""
+
+    model: nn.Module
+    parameters: list[nn.Parameter]
+    stream: torch.cuda.Stream
+    addresses: Tensor  # of the gradients, for the update kernel
+    graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+    batch: tuple[Tensor, ...] = ()  # kept alive for the graph
+    local: Local | None = None  # the algorithm's part
+    shadow: tuple[nn.Module, list[nn.Parameter]] | None = None  # a model at the point that it climbs to
+    draws: torch.Generator = field(default_factory=lambda: torch.Generator("cuda"))  # for its dropout
+
+
+class CudaGraphs(CudaEngine):
+    """Any model. Unequal shards cost what they hold: a row's graph is replayed for as many steps as it has."""
+
+    name = "cuda_graphs"
+
+    def start(self, processes: int | None = None) -> None:
+        self.make_room(len(self.population.base))
+        self.nodes: dict[int, _Node] = {}
+        self.streams = [torch.cuda.Stream(self.device) for _ in range(STREAMS)]
+        # graphs that share a stream run one after the other and can share memory
+        self.pools = [torch.cuda.graph_pool_handle() for _ in self.streams]
+
+    def close(self) -> None:
+        super().close()
+        self.nodes.clear()
+
+    def forget(self) -> None:
+        self.nodes.clear()
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[float]:
+        with self.numerics():
+            plans = self.prepare(jobs)
+            self.teach(jobs)
+            rows = torch.tensor([job.row for job in jobs], device=self.device)
+            self.population.trained[rows] = self.population.base[rows]
+            if self.half is not None:
+                self.half[rows] = self.population.base[rows].to(torch.bfloat16)
+            for job in jobs:
+                if job.row not in self.nodes:
+                    self.nodes[job.row] = self._capture(job)
+            for job in jobs:
+                self.nodes[job.row].draws.manual_seed(self.layer_seed(job))
+            present = torch.cuda.current_stream(self.device)
+            for stream in self.streams:
+                stream.wait_stream(present)
+            for step in range(max(map(len, plans))):
+                for job, plan in zip(jobs, plans, strict=True):
+                    if step < len(plan):
+                        self._step(job, plan[step])
+            for stream in self.streams:
+                present.wait_stream(stream)
+            totals = self.total.tolist()
+        return [totals[job.row] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
+
+    def _capture(self, job: TrainJob) -> _Node:
+        """Build a row's model over its views, warm it up and capture its step; the row is left as it was."""
+        population, row = self.population, job.row
+        model = copy.deepcopy(self.model).to(self.device).train()
+        parameters = self.point(model, population.trained[row], row, None if self.half is None else self.half[row])
+        stream = self.streams[row % len(self.streams)]
+        node = _Node(model, parameters, stream, torch.zeros(len(parameters), dtype=torch.int64, device=self.device))
+        node.batch = self.empty_batch(job, 1)
+        self._localise(node, job)
+        state = [population.trained[row], population.steps[row], self.counter[row], self.total[row]]
+        state += [matrix[row] for matrix in (*population.memory.values(), *population.buffers.values())]
+        state += [] if self.half is None else [self.half[row]]
+        before = [tensor.clone() for tensor in state]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self._drawing(node):
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self._learn(node, job, *node.batch)
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.graph(node.graph, pool=self.pools[row % len(self.streams)], stream=stream):
+                gradients = self._learn(node, job, *node.batch)
+        node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in gradients]))
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
+        return node
+
+    def _localise(self, node: _Node, job: TrainJob) -> None:
+        """Give a row its algorithm's part in the step."""
+        population, row, algorithm = self.population, job.row, self.training(job).algorithm
+        if algorithm.trains_plainly:
+            return
+        remembered = {name: matrix[row] for name, matrix in population.state.items()}
+        views = population.layout.views
+        node.local = Local(algorithm, population.trained[row], population.base[row], remembered, views)
+        if node.local.climbed is not None:
+            # its statistics are its own, so that a batch counts once in the node's
+            shadow = copy.deepcopy(self.model).to(self.device).train()
+            buffers = {name: values.clone() for name, values in population.buffers.items()}
+            node.shadow = shadow, self.point(shadow, node.local.climbed, row, buffers=buffers)
+
+    def _step(self, job: TrainJob, batch: Tensor | None) -> None:
+        node = self.nodes[job.row]
+        with torch.cuda.stream(node.stream):
+            if batch is None:
+                node.graph.replay()
+                return
+            # a smaller last batch is rare and short, so it is not captured; the graph keeps its own addresses
+            samples, chosen = self.training(job).samples, batch.to(self.device)
+            loose = replace(node, addresses=torch.empty_like(node.addresses))
+            self.population.steps[job.row] += 1
+            with self._drawing(node):
+                self._learn(loose, job, self.asked(samples, chosen), samples.targets(chosen), chosen)
+
+    @contextmanager
+    def _drawing(self, node: _Node) -> Iterator[None]:
+        """Let the card's default generator, which dropout asks, be this node's own for a while."""
+        default = torch.cuda.default_generators[self.device.index or 0]
+        before = default.graphsafe_get_state()
+        default.graphsafe_set_state(node.draws)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(before)
+
+    def _learn(
+        self, node: _Node, job: TrainJob, inputs: Tensor, targets: Tensor, chosen: Tensor | None = None
+    ) -> list[Tensor]:
+        """Batch, forward, backward and update of one row; returns the gradients, whose memory the update reads."""
+        rows = slice(job.row, job.row + 1)
+        population, training, taught = self.population, self.training(job), None
+        if training.algorithm.teaches:
+            assert self.taught is not None
+            samples = next_samples(*self.now(rows), training.batch_size)[0] if chosen is None else chosen
+            taught = self.taught[self.teaching.index(job.run)][samples]
+        if chosen is None:
+            inputs, targets = self.take(rows, job, (inputs, targets))
+
+        def gradients_at(model: nn.Module, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+            value = objective(training, self.outputs(model(inputs)), targets, taught)
+            return value.detach(), gradients_of(value, parameters)
+
+        loss, gradients = gradients_at(node.model, node.parameters)
+        steered = node.local is not None and node.local.steers
+        if node.local is not None:
+            gradients = node.local.direct(gradients, lambda: gradients_at(*node.shadow)[1] if node.shadow else ())
+        kept = [in_memory_order(g, p) for g, p in zip(gradients, node.parameters, strict=True)]
+        if not torch.cuda.is_current_stream_capturing():
+            node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
+        memory = [matrix[rows] for matrix in population.memory.values()]
+        half = None if self.half is None else self.half[rows]
+        values, addresses = population.trained[rows], node.addresses
+        self.update(rows, job, values, memory, half, addresses, loss.view(1), full=steered)
+        return kept

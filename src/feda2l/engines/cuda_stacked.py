@@ -1,0 +1,361 @@
+"""Node-batched kernels on a GPU: all nodes of a convolutional network, a ResNet or Timer in one product.
+
+The forward pass is compiled, the step captured for groups of places. The rows that train in a round take the first
+places, longest shards first: a group waits only for rows as long as itself, and one without rows is left out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from feda2l.algorithms import Algorithm
+from feda2l.data.samples import Samples
+from feda2l.engines.batched_forward import batched_forward
+from feda2l.engines.batched_loss import batch_losses
+from feda2l.engines.batched_resnet import resnet_forward
+from feda2l.engines.batched_timer import dropouts, timer_forward
+from feda2l.engines.compiling import compiled
+from feda2l.engines.cuda_engine import WARM_UP, CudaEngine, next_samples, step_of, with_loss
+from feda2l.engines.engine import ERRORS, Score, ScoreJob, TrainJob, sample_errors
+from feda2l.engines.folded_norms import FoldedNorms
+from feda2l.engines.forecast_scores import Question, summed_errors
+from feda2l.engines.group_size import group_size
+from feda2l.engines.running_statistics import RunningStatistics
+from feda2l.engines.stacked import stacked_loss
+from feda2l.engines.timer_passes import draws_of
+from feda2l.models.resnet import ResNet
+from feda2l.models.timer import Timer
+from feda2l.round.local import Local
+from feda2l.round.train import Training
+
+SCORED = 10  # models that are scored together; fewer do not pay for compiling
+SCORED_BATCH = 1000
+
+# outputs of k rows and, where there are running statistics, what their normalisations saw; from parameters
+# [k, *shape], inputs [k, batch, ...] and what dropout draws from
+Forward = Callable[[Sequence[Tensor], Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+
+
+@dataclass
+class _Group:
+    """Places whose rows step together, and their captured step."""
+
+    places: slice
+    algorithm: Algorithm
+    stream: torch.cuda.Stream
+    addresses: Tensor  # of the gradients, for the update kernel
+    batch: tuple[Tensor, Tensor]
+    local: Local | None = None  # the algorithm's part
+    graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+
+
+def samples_there(sizes: Tensor, counter: Tensor, lengths: Tensor, batch_size: int) -> Tensor:
+    """Which places of some rows' next batches hold a sample, [rows, batch]; `sizes` has how many every batch has."""
+    return torch.arange(batch_size, device=sizes.device) < sizes.gather(1, step_of(counter, lengths))
+
+
+class CudaStacked(CudaEngine):
+    """Groups of rows through node-batched kernels, on copies of the matrices by place that live for a round.
+
+    Rows whose algorithms train differently go in groups of their own.
+    """
+
+    name = "cuda_batched"
+
+    def start(self, processes: int | None = None) -> None:
+        population, members = self.population, self.members
+        rows = [(shard, member.training) for member in members for shard in member.shards]
+        lengths = [[member.training.steps(len(shard)) for shard in member.shards] for member in members]
+        self.length = [length for own in lengths for length in own]  # of every row
+        self.kind = [training.algorithm.kind for _, training in rows]
+        kinds: dict[str, list[int]] = {}  # rows that train alike
+        for row, kind in enumerate(self.kind):
+            kinds.setdefault(kind, []).append(row)
+        self.first: dict[str, int] = {}  # place of a kind
+        self.spans: list[tuple[slice, Algorithm]] = []
+        for kind, alike in kinds.items():
+            first = self.first[kind] = self.spans[-1][0].stop if self.spans else 0
+            runs = [own for own, member in zip(lengths, members, strict=True) if member.training.algorithm.kind == kind]
+            size = group_size(runs, population.layout.width)
+            algorithm = rows[alike[0]][1].algorithm
+            starts = range(first, first + len(alike), size)
+            self.spans += [(slice(start, start + size), algorithm) for start in starts]
+        places = self.spans[-1][0].stop  # a few more than rows, where groups do not divide them
+        self.make_room(places)
+
+        def by_place(matrix: Tensor) -> Tensor:
+            return matrix.new_zeros(places, *matrix.shape[1:])
+
+        self.parameters, self.steps = by_place(population.base), by_place(population.steps)
+        self.memory = [by_place(matrix) for matrix in population.memory.values()]
+        self.tables = torch.zeros(places, 1, dtype=torch.int64, device=self.device)
+        # what the algorithms' parts in a step read, by place; nothing where all train plainly
+        steered = any(kinds)
+        self.base = by_place(population.base) if steered else None
+        self.remembered = {name: by_place(matrix) for name, matrix in population.state.items() if steered}
+        self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
+        self.groups: dict[int, _Group] = {}  # by the number of the span, once it is used
+        self.together = compiled(self._forward())
+        # how one ResNet alone is scored; the others answer together, or are asked as they are
+        self.folded = FoldedNorms(self.model, self.device) if isinstance(self.model, ResNet) else None
+        if self.folded is not None:
+            self.alone = compiled(partial(functional_call, self.folded.template))
+        # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
+        self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
+        self.sizes = torch.zeros(places, 0, dtype=torch.int32, device=self.device)
+        self.draws = torch.zeros(places, dtype=torch.int32, device=self.device)
+        # compiled, since a step on windows is sixty small kernels longer without
+        self.gathered = compiled(self.gather)
+        self.there: Callable[..., Tensor] = compiled(samples_there)
+        self.drawn: Callable[..., Tensor] = compiled(draws_of)
+        self.statistics = RunningStatistics(self.model, population, places) if population.buffers else None
+
+    def close(self) -> None:
+        super().close()
+        self.groups.clear()
+
+    def forget(self) -> None:
+        self.groups.clear()
+
+    def _forward(self) -> Forward:
+        if isinstance(self.model, ResNet):
+            residual = resnet_forward(self.model)
+            return lambda parameters, x, draws: residual(parameters, x)
+        if isinstance(self.model, Timer):
+            timer = timer_forward(self.model, self.device, self.dtype)
+            return lambda parameters, x, draws: (timer(parameters, x, draws), None)
+        assert isinstance(self.model, nn.Sequential)
+        plain = batched_forward(self.model)
+        return lambda parameters, x, draws: (plain(parameters, x), None)
+
+    def _compiled(self, training: Training) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The objective of k rows, from parameters [k, *shape], and what their normalisations saw."""
+        forward, loss, algorithm = self._forward(), training.loss, training.algorithm
+
+        def losses(
+            parameters: Sequence[Tensor],
+            x: Tensor,
+            targets: Tensor,
+            taught: Tensor | None,
+            there: Tensor | None,
+            draws: Tensor | None,
+        ) -> tuple[Tensor, Tensor | None]:
+            answers, seen = forward(parameters, x, draws)
+            outputs = self.outputs(answers)
+            return algorithm.loss(batch_losses(loss, outputs, targets, there), outputs, targets, taught), seen
+
+        return compiled(losses)
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
+        """Models that are asked about the whole test set answer together, each batch read once for all of them."""
+        together = [job for job in jobs if job == ScoreJob(job.row, job.run, job.node, local=False)]
+        if len(together) < SCORED or self.members[0].classes is None or isinstance(self.model, ResNet):
+            return super().score(jobs)
+        with self.numerics(), torch.no_grad():
+            chunks = [together[start : start + SCORED] for start in range(0, len(together), SCORED)]
+            sums = torch.cat([self._score_chunk(chunk) for chunk in chunks]).tolist()
+        found = {job: Score(loss, right) for job, (loss, *right) in zip(together, sums, strict=True)}
+        others = [job for job in jobs if job not in found]
+        found |= zip(others, super().score(others), strict=True)
+        return [found[job] for job in jobs]
+
+    def answers(self, groups: Sequence[Sequence[ScoreJob]]) -> list[Tensor]:
+        """Forecasters answer together, each about its own windows."""
+        if not isinstance(self.model, Timer):
+            return super().answers(groups)
+        found = dict[int, Tensor]()
+        for local in {jobs[0].local for jobs in groups}:  # each of the two sets of samples by itself
+            numbers = [number for number, jobs in enumerate(groups) if jobs[0].local is local]
+            asked = [self.parts(groups[number]) for number in numbers]
+            states = [self.state(groups[number][0]).to(self.dtype) for number in numbers]
+            questions = [Question(state, parts) for state, (_, parts) in zip(states, asked, strict=True)]
+            sums = summed_errors(questions, partial(self._errors, asked[0][0]), len(ERRORS))
+            found |= zip(numbers, sums, strict=True)
+        losses = [self.members[jobs[0].run].training.loss for jobs in groups]
+        return [with_loss(found[number], loss) for number, loss in enumerate(losses)]
+
+    def _errors(self, samples: Samples, rows: Tensor, chosen: Tensor) -> Tensor:
+        """The errors of each of some samples, [rows, samples, 2], that each row is asked about."""
+        asked, targets = self.asked(samples, chosen.flatten()), samples.targets(chosen.flatten())
+        outputs = self.outputs(self.together(self._leaves(rows), asked.unflatten(0, chosen.shape), None)[0])
+        errors: Tensor = sample_errors(outputs.flatten(0, 1), targets).unflatten(0, chosen.shape)
+        return errors
+
+    def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        """A ResNet's compiled forward pass: all between two products is one pass over what they wrote."""
+        if self.folded is None:
+            return super().asks(model)
+        tensors = self.folded.tensors(model)
+        return lambda inputs: self.alone(tensors, (inputs,))
+
+    def _score_chunk(self, jobs: list[ScoreJob]) -> Tensor:
+        """The sum of losses and the right answers by class of some models, [models, 1 + classes], on the card."""
+        member = self.members[jobs[0].run]  # a pack has one test set
+        assert member.classes is not None
+        rows = [self.state(job) for job in (*jobs, *jobs[:1] * (SCORED - len(jobs)))]  # one shape, one compilation
+        leaves = self._leaves(torch.stack(rows).to(self.dtype))
+        sums = torch.zeros(len(rows), 1 + member.classes, dtype=torch.float64, device=self.device)
+        for piece in torch.arange(len(member.test), device=self.device).split(SCORED_BATCH):
+            targets = member.test.targets(piece)
+            x = self.asked(member.test, piece).movedim(1, -1).unsqueeze(0)  # channels last in memory, so this is a view
+            outputs = self.outputs(self.together(leaves, x, None)[0])
+            losses = stacked_loss(member.training.loss)(outputs, targets.expand(len(rows), -1))
+            sums[:, 0] += losses.double() * len(piece)
+            sums.index_add_(1, 1 + targets, (outputs.argmax(dim=-1) == targets).double())
+        return sums[: len(jobs)]
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[float]:
+        population = self.population
+        placed = self._placed(jobs)
+        with self.numerics():
+            plans = self.prepare(placed)
+            rows, places = (torch.tensor([job.row for job in own], device=self.device) for own in (jobs, placed))
+            pairs = [(population.base, self.parameters), (population.steps, self.steps)]
+            pairs += zip(population.memory.values(), self.memory, strict=True)
+            pairs += [(population.state[name], own) for name, own in self.remembered.items()]
+            for matrix, own in pairs:
+                own[places] = matrix[rows]
+            if self.base is not None:
+                self.base.copy_(self.parameters)
+            if self.half is not None:
+                self.half.copy_(self.parameters)
+            if self.statistics is not None:
+                self.statistics.take(places, rows)
+            if isinstance(self.model, Timer):
+                seeds = [self.layer_seed(job) & 0x7FFFFFFF for job in jobs]
+                self.draws[places] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
+            if not self.whole:
+                self._set_sizes(places, plans, self.training(jobs[0]).batch_size)
+            self.teach(jobs)
+            if self.teaching:
+                tables = {run: number for number, run in enumerate(self.teaching)}
+                self.tables[places] = torch.tensor([[tables.get(job.run, 0)] for job in jobs]).to(self.device)
+            self._replay(jobs[0])
+            population.trained[rows] = self.parameters[places]
+            population.steps[rows] = self.steps[places]
+            for matrix, own in zip(population.memory.values(), self.memory, strict=True):
+                matrix[rows] = own[places]
+            if self.statistics is not None:
+                self.statistics.give(places, rows, self.lengths[places])
+            totals = self.total.tolist()
+        return [totals[job.row] / len(plan) for job, plan in zip(placed, plans, strict=True)]
+
+    def _placed(self, jobs: Sequence[TrainJob]) -> list[TrainJob]:
+        """The same jobs, each at a place of its kind: the longest first."""
+        order = sorted(range(len(jobs)), key=lambda i: -self.length[jobs[i].row])
+        left, place = dict(self.first), dict[int, int]()
+        for i in order:
+            kind = self.kind[jobs[i].row]
+            place[i], left[kind] = left[kind], left[kind] + 1
+        return [job._replace(row=place[i]) for i, job in enumerate(jobs)]
+
+    def _replay(self, job: TrainJob) -> None:
+        """All steps of the round, the groups side by side; one that is used for the first time is captured before."""
+        lengths = self.lengths.tolist()
+        longest = [max(lengths[places]) for places, _ in self.spans]
+        used = [number for number, length in enumerate(longest) if length]
+        for number in used:
+            if number not in self.groups:
+                self.groups[number] = self._capture(*self.spans[number], job)
+        present = torch.cuda.current_stream(self.device)
+        for number in used:
+            self.groups[number].stream.wait_stream(present)
+        for step in range(max(longest)):
+            for number in used:
+                if step < longest[number]:
+                    with torch.cuda.stream(self.groups[number].stream):
+                        self.groups[number].graph.replay()
+        for number in used:
+            present.wait_stream(self.groups[number].stream)
+
+    def _set_sizes(self, places: Tensor, plans: Sequence[Sequence[Tensor | None]], batch: int) -> None:
+        """How many samples each batch of this round has."""
+        sizes = [torch.tensor([batch if step is None else len(step) for step in plan]) for plan in plans]
+        table = torch.nn.utils.rnn.pad_sequence(sizes, batch_first=True, padding_value=batch).int()
+        if table.shape[1] > self.sizes.shape[1]:
+            self.sizes = torch.full((len(self.sizes), table.shape[1]), batch, dtype=torch.int32, device=self.device)
+            self.forget()
+        self.sizes[places, : table.shape[1]] = table.to(self.device)
+
+    def _capture(self, places: slice, algorithm: Algorithm, job: TrainJob) -> _Group:
+        """Warm a group up and capture its step; its rows are left as they were."""
+        slots = len(self.population.layout.slots)
+        addresses = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        stream = torch.cuda.Stream(self.device)
+        batch = self.empty_batch(job, places.stop - places.start)
+        group = _Group(places, algorithm, stream, addresses, batch)
+        if not algorithm.trains_plainly:
+            assert self.base is not None
+            remembered = {name: matrix[places] for name, matrix in self.remembered.items()}
+            group.local = Local(algorithm, self.parameters[places], self.base[places], remembered, self._leaves)
+        state = [self.parameters, self.steps, self.counter, self.total, *self.memory]
+        state += [] if self.half is None else [self.half]
+        state += [] if self.statistics is None else [self.statistics.values]
+        before = [tensor[places].clone() for tensor in state]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._learn(group, job)
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.graph(group.graph, stream=stream):
+            gradients = self._learn(group, job)
+        addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in gradients]))
+        for tensor, value in zip(state, before, strict=True):
+            tensor[places] = value
+        return group
+
+    def _learn(self, group: _Group, job: TrainJob) -> list[Tensor]:
+        """Batch, forward, backward and update of a group; returns the gradients, whose memory the update reads."""
+        places, local, rows = group.places, group.local, group.places.stop - group.places.start
+        counter, lengths = self.counter[places], self.lengths[places]
+        taught = None
+        if group.algorithm.teaches:
+            assert self.taught is not None
+            samples = next_samples(*self.now(places), self.training(job).batch_size)
+            taught = self.taught[self.tables[places], samples]
+        inputs, targets = self.take(places, job, group.batch)
+        there = None if self.whole else self.there(self.sizes[places], counter, lengths, len(inputs) // rows)
+        draws = self.drawn(self.draws[places], counter, dropouts(self.model)) if isinstance(self.model, Timer) else None
+        x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
+        x, answers = x.unflatten(0, (rows, -1)), targets.unflatten(0, (rows, -1))
+
+        def gradients_at(values: Tensor, half: Tensor | None) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
+            leaves = [leaf.detach().requires_grad_() for leaf in self._computed(values, half)]
+            losses, seen = self.losses[group.algorithm.kind](leaves, x, answers, taught, there, draws)
+            return losses.detach(), seen, torch.autograd.grad(losses, leaves, torch.ones_like(losses))
+
+        half = None if self.half is None else self.half[places]
+        losses, seen, gradients = gradients_at(self.parameters[places], half)
+        if self.statistics is not None:
+            assert seen is not None
+            self.statistics.learn(places, seen, (counter < lengths).unsqueeze(1))
+        if local is not None:
+            # a batch counts once in the statistics: what the climbed point saw is left
+            gradients = local.direct(
+                gradients, lambda: () if local.climbed is None else gradients_at(local.climbed, None)[2]
+            )
+        kept = [gradient.contiguous() for gradient in gradients]
+        if not torch.cuda.is_current_stream_capturing():
+            group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
+        memory = [matrix[places] for matrix in self.memory]
+        full = local is not None and local.steers
+        self.update(places, job, self.parameters[places], memory, half, group.addresses, losses, full=full)
+        return kept
+
+    def _computed(self, values: Tensor, half: Tensor | None) -> list[Tensor]:
+        """What some rows compute with: where there are half-precision copies, those of all but BatchNorm's tensors."""
+        leaves = self._leaves(values)
+        if half is None:
+            return leaves
+        return [h if in_half else v for v, h, in_half in zip(leaves, self._leaves(half), self.in_half, strict=True)]
+
+    def _leaves(self, rows: Tensor) -> list[Tensor]:
+        """The tensors of some rows; kernels as [rows, channels, inner], which is how they lie in memory."""
+        slots = self.population.layout.slots
+        columns = [rows[:, slot.start : slot.start + slot.size] for slot in slots]
+        shapes = [(slot.shape[0], -1) if len(slot.shape) == 4 else slot.shape for slot in slots]
+        return [column.unflatten(1, shape) for column, shape in zip(columns, shapes, strict=True)]

@@ -1,0 +1,34 @@
+"""BatchNorm's running statistics of rows that train together."""
+
+import torch
+from torch import Tensor, nn
+
+from feda2l.engines.population import Population, averaged_buffers, is_batch_count
+
+MOMENTUM = 0.1  # torch's
+
+
+class RunningStatistics:
+    """Means and variances by the place at which a row trains, [places, columns]; the population's between rounds."""
+
+    def __init__(self, model: nn.Module, population: Population, places: int) -> None:
+        self.names, self.buffers = averaged_buffers(model), population.buffers
+        self.counts = [name for name in self.buffers if is_batch_count(name)]
+        self.widths = [self.buffers[name].shape[1] for name in self.names]
+        self.values = population.base.new_zeros(places, sum(self.widths))
+
+    def take(self, places: Tensor, rows: Tensor) -> None:
+        """Copy some rows' from the population at the start of a round."""
+        self.values[places] = torch.cat([self.buffers[name][rows] for name in self.names], dim=1)
+
+    def learn(self, places: slice, seen: Tensor, active: Tensor) -> None:
+        """running <- running + 0.1 (seen - running) for the rows that are `active` [rows, 1]; others stay."""
+        own = self.values[places]
+        own.copy_(torch.where(active, own.lerp(seen, MOMENTUM), own))
+
+    def give(self, places: Tensor, rows: Tensor, steps: Tensor) -> None:
+        """Copy them back at a round's end, after so many steps of each row."""
+        for name, values in zip(self.names, self.values[places].split(self.widths, dim=1), strict=True):
+            self.buffers[name][rows] = values
+        for name in self.counts:
+            self.buffers[name][rows] += steps

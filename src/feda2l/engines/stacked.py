@@ -1,0 +1,341 @@
+"""Many nodes in one kernel: for small models, where a node alone cannot fill a core.
+
+A perceptron's stacked products give each row the bits it has alone (with one thread), so `auto` takes this engine
+for them; for other models it is `engine = "batched"`, whose bits depend on how many rows train together.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from feda2l.engines.engine import EVALUATION_BATCH, Engine, Member, Score, ScoreJob, TrainJob, tally
+from feda2l.engines.population import Population
+from feda2l.errors import FedA2LError
+from feda2l.randomness import derive_seed
+from feda2l.round.local import Local, Views
+from feda2l.round.states import Layout
+from feda2l.round.train import Loss, Training, gradients_of
+
+# the others (sigmoid, GELU, SiLU, ELU) give an element other bits at the end of a tensor than inside it
+ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
+LINE = 16  # floats of a cache line
+CACHE = 1 << 18  # parameters of the rows trained together: with their momentum they fit a core's second-level cache
+Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
+
+
+def is_perceptron(model: nn.Module) -> bool:
+    """Only trainable linear layers and elementwise functions in a row: stacking changes no bit of it.
+
+    Exact types, no hooks and no shared parts: whatever else a user's class does, `_perceptron` does not know it.
+    """
+    parts = list(model) if type(model) is nn.Sequential else []
+    linear = [part for part in parts if type(part) is nn.Linear]
+    first = next((part for part in parts if type(part) in (nn.Linear, nn.Flatten)), None)
+    return (
+        bool(linear)
+        and type(first) is nn.Flatten
+        and all(type(part) in (nn.Linear, nn.Flatten, *ELEMENTWISE) for part in parts)
+        and all((p.start_dim, p.end_dim) == (1, -1) for p in parts if isinstance(p, nn.Flatten))
+        and not any(p._forward_hooks or p._forward_pre_hooks for p in (model, *parts))
+        and all(parameter.requires_grad for parameter in model.parameters())
+        and len(list(model.parameters())) == sum(len(list(part.parameters())) for part in parts)
+    )
+
+
+def stacked_forward(model: nn.Module) -> Forward:
+    """The forward pass of k models at once: parameters [k, *shape], inputs [k, batch, ...]."""
+    if isinstance(model, nn.Sequential) and is_perceptron(model):
+        return _perceptron(model)
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+    def one(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
+        return outputs
+
+    many: Forward = vmap(one, randomness="different")
+    return many
+
+
+def _perceptron(model: nn.Sequential) -> Forward:
+    """The same without vmap, whose overhead is half the time of so small a model.
+
+    A product's bits depend on where in a cache line its matrices start, so features are padded to whole lines:
+    every row's matrices then start on one, as they do alone.
+    """
+    parts = list(model)
+    outputs = next(part.out_features for part in reversed(parts) if isinstance(part, nn.Linear))
+
+    def forward(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+        left = iter(parameters)
+        for part in parts:
+            if isinstance(part, nn.Linear):
+                x, weight = _to_lines(x, 1), _to_lines(next(left), 2).transpose(1, 2)
+                bias = None if part.bias is None else _to_lines(next(left), 1).unsqueeze(1)
+                x = torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+            else:
+                x = x.flatten(2) if isinstance(part, nn.Flatten) else part(x)
+        return x[..., :outputs]
+
+    return forward
+
+
+def _to_lines(values: Tensor, sides: int) -> Tensor:
+    """Zeros after the last `sides` axes, up to a whole number of cache lines each."""
+    missing = [-side % LINE for side in values.shape[-sides:]]
+    return F.pad(values, [zeros for side in reversed(missing) for zeros in (0, side)]) if any(missing) else values
+
+
+def stacked_loss(loss: Loss) -> Loss:
+    """The loss of each row, [k]: outputs [k, batch, ...], targets [k, batch]."""
+    if loss is not F.cross_entropy:
+        many: Loss = vmap(loss)
+        return many
+
+    def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+        each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        return each.view(targets.shape).mean(dim=1)
+
+    return cross_entropy
+
+
+class Stacked(Engine):
+    """Rows that train alike (same run settings but for rates and momentum) go through one kernel together."""
+
+    name = "batched"
+
+    def __init__(self, model: nn.Module, population: Population, members: Sequence[Member]) -> None:
+        super().__init__(model, population, members)
+        if population.buffers:
+            raise FedA2LError(
+                'runtime.engine = "batched" cannot train a model with buffers (BatchNorm statistics); '
+                'use runtime.engine = "rows"'
+            )
+        self.forward = stacked_forward(model)
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[float]:
+        def alike(i: int) -> tuple[object, ...]:
+            training = self.members[jobs[i].run].training
+            sizes = training.batch_size, training.epochs, training.drop_last, training.weight_decay
+            return *sizes, id(training.loss), training.algorithm.kind
+
+        def length(i: int) -> tuple[int, int]:
+            # steps first: an algorithm that takes a number of them does not go by the samples
+            shard = len(self.members[jobs[i].run].shards[jobs[i].node])
+            return -self.members[jobs[i].run].training.steps(shard), -shard
+
+        order = sorted(range(len(jobs)), key=lambda i: (alike(i), length(i), i))
+        pieces: list[list[int]] = []
+        for _, group in groupby(order, key=alike):
+            rows = list(group)
+            # as few pieces as fit the cache, at least one a worker, dealt like cards so that all are as long
+            most = max(1, CACHE // self.population.layout.width)
+            count = min(len(rows), max(len(self.pool.workers), -(-len(rows) // most)))
+            pieces += [rows[start::count] for start in range(count)]
+        losses: dict[int, float] = {}
+        for piece, values in zip(
+            pieces, self.pool.map("train_rows", [([jobs[i] for i in piece],) for piece in pieces]), strict=True
+        ):
+            losses |= zip(piece, values, strict=True)
+        return [losses[i] for i in range(len(jobs))]
+
+    def train_rows(self, jobs: list[TrainJob]) -> list[float]:
+        """Train rows together; they come longest first, and a row that has no more batches drops out."""
+        population, training = self.population, self.members[jobs[0].run].training
+        first = jobs[0]
+        self.model.train()
+        id = self.members[first.run].id(first.node)
+        torch.default_generator.manual_seed(derive_seed(training.seed, node=id, round=first.round, purpose="layers"))
+        batches = [
+            member.training.batches(member.shards[job.node], member.id(job.node), job.round, job.epochs)
+            for job, member in ((job, self.members[job.run]) for job in jobs)
+        ]
+        rows = torch.tensor([job.row for job in jobs])
+        state = _State.of(training, population, jobs, rows)
+        algorithm, views = training.algorithm, population.layout.views
+        taught = self._taught(jobs) if algorithm.teaches else None
+        samples = training.samples
+        totals = torch.zeros(len(jobs), dtype=torch.float64)
+        for chosen, indices in _stretches(batches):
+            part, total = state[chosen], totals[chosen]
+            leaves, local = _leaves(views, part.values), None
+            if not algorithm.trains_plainly:
+                remembered = {name: matrix[rows[chosen]] for name, matrix in population.state.items()}
+                local = Local(algorithm, part.values, population.base[rows[chosen]], remembered, views)
+                climbed = [] if local.climbed is None else _leaves(views, local.climbed)
+            for index in indices:
+                inputs = samples.inputs(index.flatten()).unflatten(0, index.shape)
+                target = samples.targets(index.flatten()).unflatten(0, index.shape)
+                told = None if taught is None else taught(chosen, index)
+                losses = self._losses(training, leaves, inputs, target, told)
+                gradients: Sequence[Tensor] = gradients_of(losses, leaves)
+                total += losses.detach()
+                if local is not None:
+                    again = partial(self._gradients, training, climbed, inputs, target, told)
+                    gradients = local.direct(gradients, again)
+                part.update(gradients)
+        population.trained[rows] = state.values
+        for matrix, memory in zip(population.memory.values(), state.memory, strict=True):
+            matrix[rows] = memory
+        population.steps[rows] = state.steps.squeeze(1)
+        return (totals / torch.tensor([len(steps) for steps in batches])).tolist()
+
+    def _losses(
+        self, training: Training, leaves: list[Tensor], inputs: Tensor, targets: Tensor, taught: Tensor | None
+    ) -> Tensor:
+        """The objective of each row."""
+        outputs = self.forward(leaves, inputs)
+        task = stacked_loss(training.loss)(outputs, targets)
+        return training.algorithm.loss(task, outputs, targets, taught)
+
+    def _gradients(self, training: Training, leaves: list[Tensor], *batch: Any) -> Sequence[Tensor]:
+        return gradients_of(self._losses(training, leaves, *batch), leaves)
+
+    def _taught(self, jobs: list[TrainJob]) -> Callable[[slice, Tensor], Tensor]:
+        """The base models' outputs for samples [rows, batch] of some of the rows, each row asked alone."""
+        tables: dict[int, Tensor] = {}
+        for job in jobs:
+            member = self.members[job.run]
+            samples = member.training.samples
+            model = self.population.layout.views(self.population.base[job.row].unsqueeze(0))
+            for batch in member.shards[job.node].split(EVALUATION_BATCH):
+                with torch.no_grad():
+                    outputs = self._evaluated(model, samples.inputs(batch).unsqueeze(0))[0]
+                tables.setdefault(job.run, outputs.new_empty(len(samples), *outputs.shape[1:]))[batch] = outputs
+        runs = list(tables)
+        table = torch.stack(list(tables.values()))
+        which = torch.tensor([[runs.index(job.run)] for job in jobs])
+        return lambda chosen, index: table[which[chosen], index]
+
+    def _evaluated(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        self.model.eval()
+        outputs = self.forward(parameters, inputs)
+        self.model.train()
+        return outputs
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
+        # models that answer the same questions are asked together
+        groups: dict[tuple[int | None, ...], list[int]] = {}
+        for number, job in enumerate(jobs):
+            member = self.members[job.run]
+            key = (job.run, job.node) if job.local else (id(member.test), job.whose, id(member.training.loss))
+            groups.setdefault((job.local, job.batch, *key), []).append(number)
+        most = max(1, CACHE // self.population.layout.width)
+        pieces = [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
+        results: dict[int, Score] = {}
+        scored = self.pool.map("score_rows", [([jobs[i] for i in piece],) for piece in pieces])
+        for piece, scores in zip(pieces, scored, strict=True):
+            results |= zip(piece, (Score(*score) for score in scores), strict=True)
+        return [results[i] for i in range(len(jobs))]
+
+    def score_rows(self, jobs: list[ScoreJob]) -> list[tuple[float, list[float]]]:
+        jobs = [ScoreJob(*job) for job in jobs]
+        member = self.members[jobs[0].run]
+        samples, chosen = self.samples(jobs[0])
+        chosen = torch.arange(len(samples)) if chosen is None else chosen
+        stacks = self.population.layout.views(torch.stack([self.state(job) for job in jobs]))
+        lossfn = stacked_loss(member.training.loss)
+        scores = [Score(0.0, [0.0] * member.tallied) for _ in jobs]
+        self.model.eval()
+        for piece in chosen.split(EVALUATION_BATCH):
+            inputs, targets = samples.inputs(piece), samples.targets(piece)
+            with torch.no_grad():
+                outputs = self.forward(stacks, inputs.expand(len(jobs), *inputs.shape))
+                losses = lossfn(outputs, targets.expand(len(jobs), *targets.shape)).double() * len(targets)
+            for number, (loss, own) in enumerate(zip(losses.tolist(), outputs, strict=True)):
+                scores[number] += Score(loss, tally(own, targets, member.classes).tolist())
+        return [tuple(score) for score in scores]  # type: ignore[misc]
+
+
+def _leaves(views: Views, values: Tensor) -> list[Tensor]:
+    return [view.requires_grad_() for view in views(values.detach())]
+
+
+@dataclass
+class _State:
+    """Rows that train together as matrices [rows, width], and the optimiser's step on them: torch's own formulas.
+
+    Every row has its own rates and momentum. Matrices and not tensor by tensor, because for so small a model the
+    number of calls is the cost.
+    """
+
+    training: Training
+    layout: Layout
+    values: Tensor
+    memory: list[Tensor]
+    steps: Tensor  # [rows, 1]
+    rates: Tensor
+    momenta: Tensor  # [rows, 1]
+    gradient: Tensor
+    gradients: list[Tensor] = field(init=False)  # its views, tensor by tensor
+
+    def __post_init__(self) -> None:
+        self.gradients = self.layout.views(self.gradient)
+
+    @classmethod
+    def of(cls, training: Training, population: Population, jobs: list[TrainJob], rows: Tensor) -> "_State":
+        layout = population.layout
+        values = population.base[rows]
+        return cls(
+            training,
+            layout,
+            values,
+            [matrix[rows] for matrix in population.memory.values()],
+            population.steps[rows].unsqueeze(1),
+            layout.expand(torch.tensor([job.hyper.rates for job in jobs])),
+            torch.tensor([[job.hyper.momentum] for job in jobs]),
+            torch.zeros_like(values),
+        )
+
+    def __getitem__(self, rows: slice) -> "_State":
+        """Views of some of the rows."""
+        memory = [matrix[rows] for matrix in self.memory]
+        matrices = self.steps[rows], self.rates[rows], self.momenta[rows], self.gradient[rows]
+        return _State(self.training, self.layout, self.values[rows], memory, *matrices)
+
+    @torch.no_grad()
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(self.gradients, list(gradients))
+        values, gradient, decay = self.values, self.gradient, self.training.weight_decay
+        self.steps += 1
+        if decay and self.training.optimizer == "adamw":
+            values.addcmul_(values, self.rates, value=-decay)
+        elif decay:
+            gradient.add_(values, alpha=decay)
+        if self.training.optimizer == "sgd":
+            (momentum,) = self.memory
+            momentum.mul_(self.momenta).add_(gradient)
+            values.addcmul_(momentum, self.rates, value=-1)
+            return
+        first, second = self.memory
+        first.lerp_(gradient, 1 - 0.9)
+        second.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
+        steps = self.steps.double()
+        size = (second / (1 - 0.999**steps).float()).sqrt_().add_(1e-8)
+        values.addcmul_(first / size, (self.rates / (1 - 0.9**steps)).float(), value=-1)
+
+
+def _stretches(batches: list[list[Tensor]]) -> Iterator[tuple[slice, Tensor]]:
+    """Steps that the same rows take together: the rows, and the samples of each step [steps, rows, batch].
+
+    Rows come longest first, so those that still have batches are the first ones; a row's last batch of an epoch may
+    be smaller (drop_last = false), and rows of one size go together.
+    """
+
+    def sizes(step: int) -> list[int]:
+        return [len(row[step]) for row in batches if step < len(row)]
+
+    for together, steps in groupby(range(len(batches[0])), key=sizes):
+        span = list(steps)
+        start = 0
+        for size, alike in groupby(together):
+            rows = slice(start, start + len(list(alike)))
+            start = rows.stop
+            samples = [torch.cat(row[span[0] : span[-1] + 1]).view(len(span), size) for row in batches[rows]]
+            yield rows, torch.stack(samples, dim=1)

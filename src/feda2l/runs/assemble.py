@@ -1,0 +1,325 @@
+"""From a spec to a simulation: data dealt to nodes, a model, a graph, a rate rule; every mistake is found here."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feda2l.algorithms import Task
+from feda2l.data.samples import Dataset
+from feda2l.errors import FedA2LError
+from feda2l.runs.datasets import Loaded, data_key, default_model
+from feda2l.runs.assign_samples import count_nodes, deal, own_tests
+from feda2l.runs.choose_engine import choose_engine
+from feda2l.spec.sections import ModelSpec
+from feda2l.spec.spec import Spec
+from feda2l.faults.plan import FaultPlan
+from feda2l.faults.schedule import Schedule
+from feda2l.imports import import_object
+from feda2l.layers import Layer, find_layers
+from feda2l.models import build
+from feda2l.models.pretrained import freeze, load_start
+from feda2l.network import Clock, Participation
+from feda2l.network.links import DrawnLinks, ListedLinks
+from feda2l.network.nodes import speeds, uplinks
+from feda2l.network.profiles import LINKS, LinkProfile
+from feda2l.randomness import derive_seed
+from feda2l.rates import Setting
+from feda2l.round.train import Loss, Training
+from feda2l.engines.engine import Engine, Member
+from feda2l.simulate.faulty import FaultySimulation, PartialSimulation
+from feda2l.engines.population import Population, averaged_buffers
+from feda2l.simulate.simulation import Simulation
+from feda2l.topology import Mixing, Topology, build_mixing
+from feda2l.topology import build as build_topology
+
+BUILDING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A run ready to join a pack: its resolved spec, its simulation and a model to start from."""
+
+    spec: Spec
+    simulation: Simulation
+    model: nn.Module
+    dataset: Dataset
+    device: torch.device
+    faults: FaultPlan | None = None
+
+
+class Place(NamedTuple):
+    """One node whose neighbours are elsewhere: its number in a network of so many, and its part of the data."""
+
+    id: int
+    nodes: int
+    part: int
+
+
+def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
+    """Everything a run needs, or a clear error before any training starts; of one node alone if it is told which."""
+    dataset = data.dataset
+    name = spec.model.name or default_model(spec.data, dataset)
+    shape = Shape.of(dataset)
+    model = new_model(name, spec.seed, shape)
+    start = fine_tuned(model, spec.model)
+    layers = find_layers(model, spec.rates.granularity)
+    spec = spec.resolved(
+        layers=len(layers),
+        model=name,
+        nodes=count_nodes(spec, dataset),
+        loss=spec.model.loss or shape.loss,
+        start_sha256=start,
+    )
+    loss = _loss(spec, classes=dataset.classes is not None)
+    _try_out(spec, model, loss, data)
+    algorithm = spec.algorithm.algorithm
+    optimizer = spec.training.optimizer
+    momentum = spec.training.momentum if optimizer == "sgd" else 0.0
+    algorithm.check(Task(dataset.classes is not None, optimizer, momentum, spec.runtime.precision))
+    if dataset.classes is not None and (spec.evaluation.target or 0) > 1:
+        raise FedA2LError(f"evaluation.target = {spec.evaluation.target:g}: an accuracy is at most 1")
+    shards, local = deal(spec, dataset)
+    tests, ids = own_tests(spec, dataset), tuple(range(len(shards)))
+    if place is not None:
+        ids, part = (place.id,), slice(place.part, place.part + 1)
+        shards, local, tests = shards[part], local[part], tests and tests[part]
+    topology = spec.topology
+    graph = build_topology(
+        topology.name if place is None else "isolated",
+        len(ids),
+        k=topology.k,
+        p=topology.p,
+        seed=topology.seed,
+        file=topology.file,
+    )
+    training = Training(
+        data.train,
+        loss,
+        spec.training.optimizer,
+        spec.training.weight_decay,
+        spec.training.batch_size,
+        spec.training.epochs,
+        spec.training.drop_last,
+        spec.seed,
+        algorithm,
+    )
+    samples = [len(shard) for shard in shards]
+    # one node's weights depend on what its neighbours tell it, which is its exchange's part
+    mixing = _mixing(spec, graph, samples) if place is None else build_mixing(graph, topology.weights, samples)
+    # one node's faults are its process's part
+    faults = FaultPlan.load(spec.faults, len(ids)) if spec.faults and place is None else None
+    # so is the time that it takes
+    partly, clock = _network(spec, graph, training, samples) if place is None else (None, None)
+    if faults and (partly or clock):
+        raise FedA2LError(
+            "faults and network: a plan says who is there, and how long others wait for who is not is not simulated; "
+            "leave one of them out"
+        )
+    # a plan in which nothing fails leaves every byte as it is without one
+    kind: Callable[..., Simulation] = Simulation
+    if faults:
+        kind = partial(FaultySimulation, schedule=Schedule(faults, mixing, samples))
+    elif partly:
+        kind = partial(PartialSimulation, schedule=Schedule(partly, mixing, samples))
+    simulation = kind(
+        name=spec.name,
+        rounds=spec.rounds,
+        member=Member(training, shards, local, data.test, dataset.classes, tests, ids),
+        layers=layers,
+        mixing=mixing,
+        rule=spec.rates.rule,
+        setting=_setting(spec, layers, model, mixing, ids, [training.steps(count) for count in samples]),
+        momentum=spec.training.momentum,
+        momentum_state=spec.training.momentum_state,
+        buffers=spec.algorithm.buffers,
+        averaged=averaged_buffers(model),
+        every=spec.evaluation.every,
+        on=spec.evaluation.on,
+        network=len(ids) if place is None else place.nodes,
+        clock=clock,
+    )
+    return Assembled(spec, simulation, model, dataset, data.device, faults)
+
+
+def populate(runs: Sequence[Assembled]) -> Engine:
+    """The engine that fits the model, over the pack's population with every row at its start."""
+    first = runs[0]
+    rows = sum(run.simulation.nodes for run in runs)
+    state = sorted({name for run in runs for name in run.simulation.algorithm.memory})
+    optimizer = first.spec.training.optimizer
+    population = Population(first.model, rows, len(runs), optimizer, state=state, device=first.device)
+    start = 0
+    for number, run in enumerate(runs):
+        run.simulation.join(population, start, number)
+        for node, id in enumerate(run.simulation.ids):
+            model = run.model
+            if run.spec.model.init == "per_node" and id:
+                model = new_model(run.spec.model.name, run.spec.seed, Shape.of(run.dataset), node=id)
+            population.place(start + node, model)
+        start += run.simulation.nodes
+    return choose_engine(runs, population)
+
+
+def pack_key(spec: Spec) -> tuple[Any, ...]:
+    """Runs with equal keys can train as one population."""
+    name = spec.model.name or ""
+    # a user's model may hold what is drawn at its start and never trained (frozen layers): one seed a pack
+    seed = spec.seed if ":" in name or spec.model.freeze else None
+    runtime = spec.runtime.model_dump(exclude={"checkpoint_seconds"})
+    tuned = spec.model.start, spec.model.fresh, spec.model.freeze
+    return data_key(spec.data), name, seed, tuned, spec.training.optimizer, *runtime.values()
+
+
+class Shape(NamedTuple):
+    """What a model is built for: inputs, and classes or numbers to answer with."""
+
+    input: tuple[int, ...]
+    classes: int | None
+    horizon: int | None = None
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Shape":
+        if dataset.classes is not None:
+            return cls(tuple(dataset.input), dataset.classes)
+        numbers = dataset.train.targets(torch.tensor([0])).shape[1:]
+        return cls(tuple(dataset.input), None, numbers[0] if numbers else None)
+
+    @property
+    def loss(self) -> str:
+        return "mse" if self.classes is None else "cross_entropy"
+
+
+def new_model(name: str | None, seed: int, shape: Shape, *, node: int = 0) -> nn.Module:
+    """The model with the initial values of a node; node 0's is the common start."""
+    assert name is not None
+    with BUILDING, torch.random.fork_rng(devices=[]):  # modules draw from the one generator of the process
+        torch.default_generator.manual_seed(derive_seed(seed, node=node, purpose="init"))
+        return build(name, classes=shape.classes or 0, input=shape.input, horizon=shape.horizon)
+
+
+def fine_tuned(model: nn.Module, spec: ModelSpec) -> str | None:
+    """Give a new model its pretrained start and freeze what is to keep it, in place; returns the start's sha256."""
+    found = None
+    if spec.start is not None:
+        found = load_start(model, spec.start, fresh=spec.fresh or (), sha256=spec.start_sha256)
+    freeze(model, spec.freeze or ())
+    return found
+
+
+def _setting(
+    spec: Spec, layers: list[Layer], model: nn.Module, mixing: Mixing, ids: tuple[int, ...], steps: list[int]
+) -> Setting:
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return Setting(
+        base=spec.rates.base,
+        layers=tuple(layer.name for layer in layers),
+        nodes=ids,
+        horizon=spec.rates.horizon or spec.rounds,
+        momentum=spec.training.momentum if spec.training.optimizer == "sgd" else 0.0,
+        seed=spec.seed,
+        steps=tuple(steps),
+        near_steps=tuple(tuple(steps[j] for j in mixing.row(node)[0]) for node in range(len(ids))),
+        sizes=tuple(sum(sizes[tensor] for tensor in layer.tensors) for layer in layers),
+    )
+
+
+def _network(
+    spec: Spec, graph: Topology, training: Training, samples: list[int]
+) -> tuple[Participation | None, Clock | None]:
+    """Who takes part where not all do, and the clock where anything takes time."""
+    network, nodes = spec.network, graph.nodes
+    if network is None:
+        return None, None
+    partly = Participation.of(network.participation, network.min_nodes, nodes, spec.seed)
+    if not network.timed:
+        return partly, None
+    profile = LINKS[network.links] if network.links else LinkProfile("no cost", 0.0)
+    if network.latency_ms is not None:
+        profile = profile._replace(latency_ms=network.latency_ms, latency_spread=0.0)
+    if network.bandwidth_mbit is not None:
+        profile = profile._replace(bandwidth_mbit=network.bandwidth_mbit, bandwidth_spread=0.0)
+    links = ListedLinks.read(network.file, nodes) if network.file else DrawnLinks(profile, network.seed)
+    gradients = np.array([training.gradients(count) for count in samples], dtype=np.float64)
+    work = 1e-3 * (network.compute_ms or 0.0) * gradients / speeds(network.speed, nodes, network.seed)
+    uplink = uplinks(network.uplink_mbit, profile, nodes, network.seed)
+    return partly, Clock(graph, work, links, uplink)
+
+
+def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:
+    """The weights of the average; a graph or weights on which the algorithm is not defined are refused."""
+    wanted, weights = spec.algorithm.algorithm.mixing, spec.topology.weights
+    strict = wanted in ("doubly_stochastic", "symmetric")
+    name, where = f'algorithm.name = "{spec.algorithm.name}"', f'topology.name = "{spec.topology.name}"'
+    if not (strict and graph.directed and weights == "metropolis"):
+        mixing = build_mixing(graph, weights, samples, push=wanted == "push")
+        if not strict or (mixing.symmetric() if wanted == "symmetric" else mixing.doubly_stochastic()):
+            return mixing
+    needs = "every node to be heard as much as it hears" if wanted == "doubly_stochastic" else "symmetric weights"
+    if not graph.directed:
+        raise FedA2LError(
+            f'{name} needs {needs}, which topology.weights = "{weights}" does not bring on {where}; '
+            'use topology.weights = "metropolis"',
+            see="topology",
+        )
+    equal = ', topology.weights = "uniform" where all degrees are equal' if wanted == "doubly_stochastic" else ""
+    raise FedA2LError(
+        f'{name} needs {needs} and {where} is directed; use an undirected graph{equal} or algorithm.name = "push_sum"',
+        see="topology",
+    )
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss, "mae": F.l1_loss}
+
+
+def _loss(spec: Spec, *, classes: bool) -> Loss:
+    name = spec.model.loss
+    assert name is not None
+    if name in LOSSES:
+        if classes != (name == "cross_entropy"):  # shapes may fit all the same, and then nonsense is learned
+            kind, fit = ("classes", "cross_entropy") if classes else ("numbers", "mse or mae")
+            raise FedA2LError(
+                f'model.loss = "{name}": the targets of {spec.data.name} are {kind}, use {fit}', see="own-code"
+            )
+        return LOSSES[name]
+    if ":" not in name:
+        raise FedA2LError(
+            f'model.loss = "{name}": must be {", ".join(LOSSES)} or "package.module:function"', see="own-code"
+        )
+    loss: Loss = import_object(name, "model.loss")
+    return loss
+
+
+def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
+    """Two samples through the model and the loss, so that a mismatch is an error now and not in a worker."""
+    two = torch.arange(min(2, len(data.dataset.train)))
+    x, y = data.dataset.train.inputs(two), data.dataset.train.targets(two)
+    classes, name = data.dataset.classes, spec.model.name
+    wanted = y.shape if classes is None else (len(two), classes)
+    try:
+        outputs = model.eval()(x)
+        value = loss(outputs, y) if isinstance(outputs, Tensor) and outputs.shape == wanted else None
+    except Exception as error:
+        raise FedA2LError(
+            f"model.name = {name!r} with model.loss = {spec.model.loss!r} does not take {spec.data.name}'s samples of "
+            f"{list(x.shape[1:])}: {error}",
+            see="own-code",
+        ) from error
+    if not isinstance(outputs, Tensor) or outputs.shape != wanted:
+        found = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise FedA2LError(
+            f"model.name = {name!r}: its output for {len(two)} samples is {found}, not {list(wanted)}", see="own-code"
+        )
+    if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
+        raise FedA2LError(
+            f"model.loss = {spec.model.loss!r}: must give one number, as a tensor that depends on the model's outputs",
+            see="own-code",
+        )
+    if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+        raise FedA2LError(f"model.name = {name!r}: its parameters must be float32", see="own-code")

@@ -1,0 +1,68 @@
+"""Which engine trains a pack: by device, by model, by what was asked for."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+
+from feda2l.errors import FedA2LError
+from feda2l.models.timer import Timer
+from feda2l.engines.batched_forward import covers
+from feda2l.engines.batched_loss import BY_SAMPLE
+from feda2l.engines.engine import Engine, Rows
+from feda2l.engines.population import Population
+from feda2l.engines.stacked import Stacked, is_perceptron
+
+if TYPE_CHECKING:
+    from feda2l.runs.assemble import Assembled
+
+# compiling node-batched kernels takes 20 to 45 s: worth it from so many samples on (measured on an H200)
+WORTH_COMPILING = 5_000_000
+
+
+def choose_engine(runs: "Sequence[Assembled]", population: Population) -> Engine:
+    """The engine for these runs; `auto` keeps the same-bytes promise on a CPU and takes the fastest on a GPU."""
+    first = runs[0]
+    asked, members = first.spec.runtime.engine, [run.simulation.member for run in runs]
+    if population.device.type == "cpu":
+        precision = first.spec.runtime.precision
+        if asked == "batched" or (asked == "auto" and precision == "fp32" and is_perceptron(first.model)):
+            return Stacked(first.model, population, members)
+        return Rows(first.model, population, members, precision=precision)
+    return _on_gpu(runs, population, asked)
+
+
+def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> Engine:
+    # imported on use: a machine without a GPU has no triton
+    from feda2l.engines.cuda_graphs import CudaGraphs
+    from feda2l.engines.cuda_stacked import CudaStacked
+
+    first, members = runs[0], [run.simulation.member for run in runs]
+    precision, deterministic = first.spec.runtime.precision, first.spec.runtime.deterministic
+    why = why_not_batched(runs)
+    if asked == "batched" and why:
+        raise FedA2LError(f'runtime.engine = "batched" is not possible on a GPU here: {why}')
+    samples = sum(run.spec.rounds * sum(map(len, run.simulation.member.shards)) for run in runs)
+    if asked == "batched" or (asked == "auto" and not why and samples >= WORTH_COMPILING):
+        return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)
+    return CudaGraphs(first.model, population, members, precision=precision, deterministic=deterministic)
+
+
+def why_not_batched(runs: "Sequence[Assembled]") -> str:
+    """Why node-batched kernels do not serve these runs; empty if they do."""
+    trainings = [run.simulation.member.training for run in runs]
+    whole = all(
+        t.only_whole(len(shard))
+        for t, run in zip(trainings, runs, strict=True)
+        for shard in run.simulation.member.shards
+    )
+    if not covers(runs[0].model):
+        return "the model is no ResNet, no Timer and no row of convolutions, poolings, linear and elementwise layers"
+    if runs[0].spec.runtime.deterministic:
+        return "runtime.deterministic is for the per-node engine"
+    forecasts = isinstance(runs[0].model, Timer)
+    if any(t.loss not in (BY_SAMPLE if forecasts else (F.cross_entropy,)) for t in trainings):
+        return f"model.loss is not {'mse or mae' if forecasts else 'cross_entropy'}"
+    if len({t.batch_size for t in trainings}) > 1:
+        return "the runs differ in training.batch_size"
+    return "" if whole or forecasts else "training.drop_last = false leaves smaller batches"

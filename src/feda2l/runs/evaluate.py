@@ -1,0 +1,30 @@
+"""Scoring a run's models again, from its checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+from feda2l.runs.assemble import assemble, populate
+from feda2l.runs.datasets import Loaded, load_data
+from feda2l.runs.device import find_device
+from feda2l.runs.listed_files import from_copies
+from feda2l.runs.run import Run
+from feda2l.simulate.checkpoint import restore
+from feda2l.simulate.simulator import Simulator
+
+
+def evaluate(path: str | Path, data: str | Path | None = None) -> dict[str, Any]:
+    """Accuracy and loss of every node's aggregated model and of the mean model, and the accuracy by class."""
+    done = Run(path)
+    checkpoint = done.checkpoint
+    dataset = load_data(done.spec.data, data)
+    spec = done.spec
+    if spec.faults:  # the folder's own copy: the plan itself may have gone
+        spec = spec.model_copy(update={"faults": str(done.folder.faults)})
+    assembled = assemble(from_copies(spec, done.folder), Loaded.of(dataset, find_device(done.spec.runtime)))
+    engine = populate([assembled])
+    restore(assembled.simulation, checkpoint)
+    engine.start(done.spec.runtime.workers)
+    try:
+        return Simulator(engine, [assembled.simulation]).evaluate(assembled.simulation)
+    finally:
+        engine.close()

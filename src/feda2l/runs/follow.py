@@ -1,0 +1,60 @@
+"""What every rank but the leader does: it waits for runs, takes its part in them, and writes nothing."""
+
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+from feda2l.runs.rank_group import Crew
+from feda2l.distributed.ranks import Call, Ranks
+from feda2l.runs.single_process import OutOfTime
+from feda2l.runs.datasets import Loaded, data_key, load_data
+from feda2l.runs.device import find_device
+from feda2l.runs.pack import Pack, Watch
+from feda2l.records.run_folder import RunFolder
+from feda2l.spec.spec import Spec
+
+
+class NoFolder(RunFolder):
+    """The run folder of a rank that does not write: the leader's is the only one."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nonexistent"))
+
+    def open(self) -> None: ...
+    def sync(self) -> None: ...
+    def write(self, path: Path, content: bytes) -> None: ...
+    def append(self, record: dict[str, Any], timing: dict[str, Any]) -> None: ...
+    def cut_back(self, round: int, due: Callable[[int], bool]) -> None: ...
+    def write_tables(self) -> bool:
+        return False
+
+
+def follow(ranks: Ranks, data: str | Path | None) -> list[Any]:
+    """Take part in every pack that the leader begins, until it has no more; what it says came of them."""
+    loaded: dict[Hashable, Loaded] = {}
+
+    def load(spec: Spec) -> Loaded:
+        device = find_device(spec.runtime)
+        key = data_key(spec.data), device
+        if key not in loaded:
+            loaded.clear()  # two large sets may not fit side by side
+            loaded[key] = Loaded.of(load_data(spec.data, data), device)
+        return loaded[key]
+
+    while (call := ranks.share(Call([], []))).specs:
+        try:
+            _pack(call.specs, load, Crew(ranks)).run()
+        except OutOfTime:
+            pass
+        except Exception as error:
+            if error is not ranks.agreed:
+                raise
+    return call.result
+
+
+def _pack(specs: list[Spec], load: Callable[[Spec], Loaded], crew: Crew) -> Pack:
+    try:
+        return Pack([(spec, NoFolder()) for spec in specs], load(specs[0]), False, Watch(progress=False), crew)
+    except Exception as error:
+        crew.give_up(error)
+        raise

@@ -1,0 +1,38 @@
+"""Files that list a spec's graph or links: a run folder has its own copies, which outlive the originals."""
+
+from pathlib import Path
+
+from feda2l.errors import FedA2LError
+from feda2l.records.run_folder import RunFolder
+from feda2l.spec.spec import Spec
+
+
+def copy_files(spec: Spec, folder: RunFolder) -> None:
+    """Keep what a spec lists in files."""
+    for section, file in _named(spec).items():
+        folder.write(folder.listed[section], Path(file).read_bytes())
+
+
+def check_same_files(spec: Spec, folder: RunFolder) -> None:
+    """The rounds that are done had the folder's graph and links: the others must have them too."""
+    for section, file in _named(spec).items():
+        copy = folder.listed[section]
+        if copy.exists() and copy.read_bytes() != Path(file).read_bytes():
+            raise FedA2LError(
+                f"--resume: {section}.file = {file} is not the one that this run began with, {copy}; choose another "
+                "--out",
+                see="resume",
+            )
+
+
+def from_copies(spec: Spec, folder: RunFolder) -> Spec:
+    """The spec with the folder's own copies, where it has them."""
+    for section in _named(spec):
+        if (copy := folder.listed[section]).exists():
+            spec = spec.model_copy(update={section: getattr(spec, section).model_copy(update={"file": str(copy)})})
+    return spec
+
+
+def _named(spec: Spec) -> dict[str, str]:
+    sections = {"network": spec.network, "topology": spec.topology if spec.topology.name == "file" else None}
+    return {name: section.file for name, section in sections.items() if section and section.file}

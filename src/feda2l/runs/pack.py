@@ -1,0 +1,330 @@
+"""Runs that train as one population, from the first round to the run folders' last file."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from feda2l.errors import FedA2LError, RunFailed
+from feda2l.runs.single_process import Alone, Decision, OutOfTime
+from feda2l.runs.assemble import Assembled, Shape, assemble, populate
+from feda2l.runs.datasets import Loaded
+from feda2l.runs.environment import environment
+from feda2l.runs.listed_files import check_same_files, copy_files
+from feda2l.runs.progress import RunProgress
+from feda2l.records.run_folder import RunFolder
+from feda2l.runs.resume import check_same_faults, check_same_run, continued, finished, saved_spec
+from feda2l.spec.spec import Spec
+from feda2l.runs.summary import search_rounds, write_summary
+from feda2l.round.states import Layout
+from feda2l.simulate.checkpoint import write_checkpoint
+from feda2l.engines.engine import Engine
+from feda2l.engines.population import MEMORY
+from feda2l.simulate.search import search
+from feda2l.simulate.simulator import Completed, Simulator, one_thread
+from feda2l.trackers.observers import Observers
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the caller of a pack wants to hear of it, when it wants it to stop, and what it wants to keep."""
+
+    on_round: OnRound | None = None
+    progress: bool = True  # a bar of its own?
+    say: Callable[[str], None] | None = None  # where notes go; None: above the bar
+    over: Callable[[], bool] = lambda: False  # asked after every round: is the time over?
+    observers: Observers = field(default_factory=Observers)
+    last_checkpoint: bool = True  # of a run that is finished: to make it longer, or to ask its models
+
+    def tell(self, text: str) -> None:
+        if self.say:
+            self.say(text)
+        else:
+            RunProgress("", 0, shown=self.progress).say(text)
+
+
+def run_packed(
+    runs: list[tuple[Spec, RunFolder]], data: Loaded, *, resume: bool, watch: Watch, crew: Alone | None = None
+) -> list[RunFailed]:
+    """Run as one pack; where that is more than the GPU's memory holds, as two of half the size, and so on."""
+    try:
+        return Pack(runs, data, resume, watch, crew or Alone()).run()
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        if len(runs) == 1:
+            raise RunFailed(
+                f"{runs[0][0].name}: the run does not fit the GPU's memory ({error})", see="gpu-memory"
+            ) from error
+    watch.tell(f"{len(runs)} runs do not fit the GPU's memory together: in two packs")
+    middle = len(runs) // 2
+    halves = (runs[:middle], runs[middle:])
+    # what a run had done is in its folder, so each half goes on from there
+    return [failure for half in halves for failure in run_packed(half, data, resume=True, watch=watch, crew=crew)]
+
+
+class Pack:
+    """Runs that train as one population, each with its folder."""
+
+    def __init__(
+        self,
+        runs: list[tuple[Spec, RunFolder]],
+        data: Loaded,
+        resume: bool,
+        watch: Watch,
+        crew: Alone,
+    ) -> None:
+        self.resume, self.watch, self.crew = resume, watch, crew
+        self.members: list[tuple[Assembled, RunFolder]] = []
+        self.specs: list[Spec] = []
+        self.notes: list[str] = []
+        for spec, folder in runs:
+            saved = saved_spec(folder) if resume else None
+            spec = continued(spec, saved)
+            with spec.at_fault():
+                assembled = assemble(spec, data)
+            if saved is not None:
+                check_same_run(assembled.spec, saved, folder)
+                check_same_faults(assembled.faults, folder)
+                check_same_files(assembled.spec, folder)
+                if finished(folder, assembled.spec):
+                    self.notes.append(f"{folder.path}: already finished, nothing to do")
+                    continue
+            elif folder.occupied:
+                what = "not a run folder (it has no spec.toml);" if resume else "not empty; go on with --resume or"
+                raise FedA2LError(f"--out {folder.path}: the folder is {what} choose another", see="folder-not-empty")
+            self.members.append((assembled, folder))
+            self.specs.append(spec)
+
+    def run(self) -> list[RunFailed]:
+        """Run to the end; what failed is returned, so that other packs go on."""
+        if not self.members:
+            self._say()
+            return []
+        with ExitStack() as stack:
+            folders = [folder for _, folder in self.members]
+            for folder in folders:
+                folder.open()
+                stack.callback(folder.close)
+            stack.enter_context(self.crew.at_work())
+            runs = self.crew.begin(self.specs, [assembled for assembled, _ in self.members])
+            self.members = list(zip(runs, folders, strict=True))
+            engine = self.crew.together(lambda: self._populate(runs))
+            for assembled, folder in self.members:
+                self.crew.together(partial(self._begin, assembled, folder, engine.name))
+            with self.watch.observers.at_rest():
+                engine.start(self.crew.workers(runs[0].spec.runtime.workers))
+            stack.callback(engine.close)
+            stack.enter_context(self._observed())
+            simulator = self.crew.simulator(engine, [assembled.simulation for assembled in runs])
+            try:
+                self._search(engine)
+                self._loop(simulator, stack)
+                return self._end(simulator)
+            except torch.AcceleratorError as error:
+                raise RunFailed(
+                    f"the GPU failed ({str(error).splitlines()[0]}); nothing before the last checkpoint is lost: start "
+                    "again with --resume",
+                    see="gpu-failed",
+                ) from error
+
+    def _populate(self, runs: list[Assembled]) -> Engine:
+        check_memory(runs)
+        return populate(runs)
+
+    def _begin(self, assembled: Assembled, folder: RunFolder, engine: str) -> None:
+        simulation = assembled.simulation
+        if self.crew.restore(simulation, folder.checkpoint):
+            self.notes.append(f"{folder.path}: going on after round {simulation.round}")
+        elif self.resume:
+            self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
+        begin_folder(assembled, folder, engine=engine, pack=len(self.members), ranks=self.crew.ranks)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Trackers hear of every run's beginning, and of an end that leaves it to be resumed."""
+        observers = self.watch.observers
+        for assembled, folder in self.members:
+            observers.begin(assembled.spec, folder, assembled.simulation.round)
+        try:
+            yield
+        except BaseException:
+            for _, folder in self.members:
+                observers.end(folder, {"status": "stopped"})
+            raise
+
+    def _search(self, engine: Engine) -> None:
+        """Find the base rate of the runs that look for one; one that was interrupted in it begins it again."""
+        for assembled, folder in self.members:
+            simulation = assembled.simulation
+            if simulation.algorithm.searches and not simulation.round:
+                self.notes.append(f"{simulation.name}: searching for the base rate")
+                self._say()
+                with one_thread():
+                    found = search(engine, simulation)
+                folder.write_json(folder.search, found)
+                low, high = min(found["rates"]), max(found["rates"])
+                rates = f"{low:.3g}" if high < 1.02 * low else f"{low:.3g} to {high:.3g}"
+                cost = search_rounds(assembled)
+                self.notes.append(f"{simulation.name}: base rate {rates}, found at the cost of {cost:.0f} rounds")
+
+    def _loop(self, simulator: Simulator, stack: ExitStack) -> None:
+        lead = max((assembled.simulation for assembled, _ in self.members), key=lambda s: s.rounds - s.round)
+        title = lead.name if len(self.members) == 1 else f"{len(self.members)} runs"
+        progress = stack.enter_context(RunProgress(title, lead.rounds, lead.round, shown=self.watch.progress))
+        self._say()
+        every = min(assembled.spec.runtime.checkpoint_seconds for assembled, _ in self.members)
+        saved, took = time.monotonic(), 0.0
+        say = self.watch.say or progress.say
+        with _interruptions(say) as interrupted:
+            for completed in simulator.rounds():
+                for done in completed:
+                    self._record(done)
+                    if self.crew.leads and done.record and done.simulation is lead:
+                        progress.update(done.record, _mean_rate(done.record))
+                stop, over = interrupted(), self.watch.over()
+                due = stop or over or time.monotonic() - saved >= time_between(every, took)
+                stop, over, due = self.crew.decide(Decision(stop, over, due))
+                if due:
+                    began = time.monotonic()
+                    self._save()
+                    saved = time.monotonic()
+                    took = saved - began
+                if stop:
+                    raise KeyboardInterrupt
+                if over and any(assembled.simulation.active for assembled, _ in self.members):
+                    raise OutOfTime
+
+    def _record(self, done: Completed) -> None:
+        if done.record is None or not self.crew.leads:
+            return
+        folder = self.members[done.simulation.number][1]
+        timing = {"round": done.simulation.round, **done.seconds, "pack": len(self.members)}
+        folder.append(done.record, timing)
+        self.watch.observers.round(folder, done.record, timing)
+        if self.watch.on_round:
+            self.watch.on_round({"name": done.simulation.name, **done.record})
+
+    def _save(self) -> None:
+        for assembled, folder in self.members:
+            # a diverged run keeps the last checkpoint that was sound
+            if assembled.simulation.diverged is None and assembled.simulation.round:
+                state = self.crew.state(assembled.simulation)
+                if state is not None:
+                    folder.sync()
+                    write_checkpoint(state, folder.checkpoint)
+
+    def _end(self, simulator: Simulator) -> list[RunFailed]:
+        if self.crew.decide(Decision(stop=False, over=False, save=self.watch.last_checkpoint)).save:
+            self._save()
+        failures = []
+        for assembled, folder in self.members:
+            simulation, whole = assembled.simulation, self.crew.whole(assembled)
+            by_class = simulation.class_accuracy
+            if simulation.diverged is None and by_class is None:
+                # the last round was evaluated, unless this process only came to write the summary
+                by_class = simulator.evaluate(simulation).get("class_accuracy")
+            if not self.crew.leads:
+                continue
+            if simulation.diverged:
+                failures.append(RunFailed(why_diverged(whole), see="diverged"))
+            folder.sync()
+            summary = write_summary(whole, folder, by_class, pack=len(self.members))
+            self.watch.observers.end(folder, summary)
+        return failures
+
+    def _say(self) -> None:
+        for note in self.notes:
+            self.watch.tell(note)
+        self.notes = []
+
+
+def time_between(every: float, took: float) -> float:
+    """How long to train before the next checkpoint: as told, and not less than 20 times what the last one took.
+
+    Twenty ResNets are 18 GB to write. Whoever asks for a checkpoint after every round gets it.
+
+    >>> time_between(60.0, 0.4), time_between(60.0, 15.0), time_between(0.0, 15.0)
+    (60.0, 300.0, 0.0)
+    """
+    return max(every, 20 * took) if every else 0.0
+
+
+def check_memory(runs: list[Assembled]) -> None:
+    """Refuse a pack that is larger than the GPU's free memory before it starts, as running out would later.
+
+    A row is its parameters twice, the optimiser's and the algorithms' memory and the half-precision copy, and once more
+    all of that for the copies and gradients of the engines; activations of a batch are small beside it.
+    """
+    first = runs[0]
+    if first.device.type == "cpu":
+        return
+    width = Layout.of(first.model).width
+    own = {name for run in runs for name in run.simulation.algorithm.memory}
+    states = 2 + len(MEMORY[first.spec.training.optimizer]) + len(own)
+    need = sum(run.simulation.nodes for run in runs) * width * (4 * states + 2) * 2
+    free, _ = torch.cuda.mem_get_info(first.device)
+    if need > free:
+        raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
+
+
+def why_diverged(assembled: Assembled) -> str:
+    where, rates = assembled.simulation.diverged, assembled.simulation.rates
+    assert where is not None
+    return (
+        f"{assembled.spec.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
+        f"became infinite or not a number; try a smaller rates.base (now {float(rates.base.max()):g})"
+    )
+
+
+def begin_folder(assembled: Assembled, folder: RunFolder, *, engine: str, pack: int, **more: Any) -> None:
+    """Bring a run folder to where the simulation stands, and write down what runs in it and on what."""
+    simulation = assembled.simulation
+    folder.cut_back(simulation.round, simulation.due_in)
+    folder.summary.unlink(missing_ok=True)
+    folder.write(folder.spec, assembled.spec.to_toml().encode())
+    if assembled.faults is not None:
+        folder.write(folder.faults, assembled.faults.text.encode())
+    copy_files(assembled.spec, folder)
+    device, shape = device_name(assembled.device), Shape.of(assembled.dataset)._asdict()
+    folder.write_json(folder.environment, environment(engine=engine, device=device, pack=pack, **more, **shape))
+
+
+def device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def _mean_rate(record: dict[str, Any]) -> float:
+    """Over the layers of the nodes that were there."""
+    rates: list[float] = [rate for row in record["layers"]["rate"] for rate in row if rate is not None]
+    return sum(rates) / len(rates)
+
+
+@contextmanager
+def _interruptions(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C (or a polite kill) lets the round end and then saves; a second one stops at once."""
+    asked = False
+
+    def handle(number: int, _: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        say("stopping after this round; once more to stop at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,241 @@
+"""Runs: from specs to run folders. What the command line calls, and a notebook."""
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import nn
+
+from feda2l.distributed.ranks import everywhere, here, leading
+from feda2l.runs.start_ranks import crew_here, demand_out, demand_same, failed_elsewhere
+from feda2l.errors import FedA2LError, RunFailed
+from feda2l.runs.assemble import Shape, fine_tuned, new_model, pack_key
+from feda2l.runs.datasets import Loaded, data_key, load_data
+from feda2l.runs.device import find_device
+from feda2l.runs.pack import OnRound, Watch, run_packed
+from feda2l.records.run_folder import RunFolder
+from feda2l.runs.resume import flat
+from feda2l.spec.spec import Spec
+from feda2l.faults.plan import FaultPlan
+from feda2l.simulate.checkpoint import read_checkpoint
+from feda2l.trackers import TrackerLike
+from feda2l.trackers.observers import Observers
+
+if TYPE_CHECKING:
+    import polars
+
+SpecLike = Spec | Mapping[str, Any] | str | Path
+
+
+class Run:
+    """A run on disk: its spec, its records, its models."""
+
+    def __init__(self, path: str | Path, *, here: bool = True) -> None:
+        self.folder = RunFolder(Path(path))
+        if here and not self.folder.started:  # a rank on another host may not see it
+            raise FedA2LError(f"{path}: is not a run folder (it has no {self.folder.spec.name})", see="no-run")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last checkpoint's file."""
+        if not self.folder.checkpoint.exists():
+            raise FedA2LError(f"{self.path}: has no checkpoint yet; finish the run with --resume", see="no-run")
+        return self.folder.checkpoint
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The resolved spec: every default filled in."""
+        return Spec.load(self.folder.spec)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What came out, from `summary.json`; empty while the run is not finished."""
+        summary: dict[str, Any] = json.loads(self.folder.summary.read_text()) if self.folder.summary.exists() else {}
+        return summary
+
+    @cached_property
+    def rounds(self) -> "polars.DataFrame":
+        """A row a node and round."""
+        return self._table(self.folder.rounds_table)
+
+    @cached_property
+    def layers(self) -> "polars.DataFrame":
+        """A row a node, layer and round: rate and multiplier it trained with, sigma and zeta measured in it."""
+        return self._table(self.folder.layers_table)
+
+    def model(self, node: int | None = None) -> nn.Module:
+        """One node's aggregated model, or the mean model of all nodes, from the last checkpoint."""
+        state = self.state(node)
+        facts = self._facts
+        shape = Shape(tuple(facts["input"]), facts["classes"], facts.get("horizon"))
+        model = new_model(self.spec.model.name, self.spec.seed, shape)
+        if self.spec.model.freeze or not all(parameter.requires_grad for parameter in model.parameters()):
+            fine_tuned(model, self.spec.model)  # what was frozen is not in the checkpoint
+        model.load_state_dict(state, strict=False)  # frozen parameters are the model's own
+        return model.eval()
+
+    def state(self, node: int | None = None) -> dict[str, Any]:
+        """Parameters and buffers of one node's model, or of the mean model, by name."""
+        saved = read_checkpoint(self.checkpoint)
+        nodes, alone = self.spec.data.nodes, self._facts.get("node")
+        if alone is not None:  # the folder of one real node
+            if node not in (None, alone):
+                raise FedA2LError(f"--node {node}: the folder is of node {alone}")
+            node = 0
+        if node is not None and not 0 <= node < nodes:
+            raise FedA2LError(f"--node {node}: the run has nodes 0 to {nodes - 1}")
+        there = [0] if alone is not None else self._present(int(saved["round"]))
+        state = {}
+        for key, value in saved.items():
+            kind, _, name = key.partition(".")
+            if kind in ("model", "buffers"):
+                own = value if len(there) == len(value) else value[there]
+                mean = own.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else own[0]
+                state[name] = mean if node is None else value[node].clone()
+        return state
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(self.folder.environment.read_text())
+        return facts
+
+    def _present(self, round: int) -> list[int]:
+        """Who took part in a round; a model that was left behind is no part of the mean."""
+        nodes = self.spec.data.nodes
+        plan = FaultPlan.load(self.folder.faults, nodes) if self.folder.faults.exists() else FaultPlan()
+        return [node for node in range(nodes) if not round or not plan.away(node, round)]
+
+    def _table(self, path: Path) -> "polars.DataFrame":
+        import polars
+
+        if not path.exists():
+            self.folder.write_tables()
+        return polars.read_parquet(path)
+
+
+@overload
+def run(
+    specs: SpecLike,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    data: str | Path | None = None,
+    on_round: OnRound | None = None,
+    trackers: Sequence[TrackerLike] = (),
+    progress: bool = True,
+) -> Run: ...
+@overload
+def run(
+    specs: Sequence[Spec | Mapping[str, Any]],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    data: str | Path | None = None,
+    on_round: OnRound | None = None,
+    trackers: Sequence[TrackerLike] = (),
+    progress: bool = True,
+) -> list[Run]: ...
+def run(
+    specs: SpecLike | Sequence[Spec | Mapping[str, Any]],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    data: str | Path | None = None,
+    on_round: OnRound | None = None,
+    trackers: Sequence[TrackerLike] = (),
+    progress: bool = True,
+) -> Run | list[Run]:
+    """Run a spec (a Spec, a mapping, a TOML file) and return what came out; a list is packed.
+
+    Packed runs train as one population where they share data and model: a study fills the machine even when one
+    run cannot. `out` is the run folder itself (for a list: the folder of run folders), by default `runs/NAME`.
+    `on_round(record)` is called after every round of every run; the record is a line of `rounds.jsonl` and the run's
+    `name`. `trackers` are names (tensorboard, wandb, mlflow) or classes of your own, see `feda2l.trackers.Tracker`; a
+    run has one of each, and none can hurt it.
+    """
+    single = isinstance(specs, Spec | Mapping | str | Path)
+    listed = [specs] if isinstance(specs, Spec | Mapping | str | Path) else list(specs)
+    wanted = everywhere(lambda: [_spec(spec) for spec in listed])
+    if not wanted:
+        raise FedA2LError("there is no spec to run")
+    if ranks := here():
+        everywhere(lambda: demand_out(out))
+        resume = resume or ranks.restarted
+        given = [flat(spec) for spec in wanted]
+        demand_same(ranks, {f"{i}.{key}": value for i, one in enumerate(given) for key, value in one.items()}, "spec")
+        if not ranks.leads:
+            from feda2l.runs.follow import follow
+
+            runs = [Run(path, here=False) for path in follow(ranks, data)]
+            if not runs:
+                raise failed_elsewhere()
+            return runs[0] if single else runs
+    with leading(ranks) as result, Observers(trackers) as observers:
+        watch = Watch(on_round, progress, observers=observers)
+        folders, failures = _run(wanted, out, single=single, resume=resume, data=data, watch=watch)
+        result.extend(folder.path for folder in folders)
+    if failures and single:
+        raise failures[0]
+    runs = [Run(folder.path) for folder in folders]
+    return runs[0] if single else runs
+
+
+def _run(
+    wanted: list[Spec],
+    out: str | Path | None,
+    *,
+    single: bool,
+    resume: bool,
+    data: str | Path | None,
+    watch: Watch,
+) -> tuple[list[RunFolder], list[RunFailed]]:
+    """Run specs, those that can together as one pack; their folders, and what failed."""
+    folders = _folders(wanted, out, single=single, resume=resume)
+    crew = crew_here()
+    packs: dict[Any, list[int]] = {}
+    for number, spec in enumerate(wanted):
+        packs.setdefault(pack_key(spec), []).append(number)
+    loaded: dict[tuple[Hashable, torch.device], Loaded] = {}
+    failures: list[RunFailed] = []
+    for numbers in packs.values():
+        first = wanted[numbers[0]]
+        with first.at_fault():
+            device = find_device(first.runtime)
+            place = data_key(first.data), device
+            if place not in loaded:
+                loaded[place] = Loaded.of(load_data(first.data, data), device)
+        members = [(wanted[i], folders[i]) for i in numbers]
+        failures += run_packed(members, loaded[place], resume=resume, watch=watch, crew=crew)
+    return folders, failures
+
+
+def _spec(spec: SpecLike) -> Spec:
+    if isinstance(spec, Spec):
+        return spec
+    return Spec.parse(spec) if isinstance(spec, Mapping) else Spec.load(spec)
+
+
+def _folders(specs: list[Spec], out: str | Path | None, *, single: bool, resume: bool) -> list[RunFolder]:
+    """Where each run goes: `out`, or `runs/NAME`; names are made unique with a number."""
+    if single and out is not None:
+        return [RunFolder(Path(out))]
+    taken: set[Path] = set()
+    folders = []
+    for spec in specs:
+        parent = Path("runs" if out is None else out)
+        names = (parent / (spec.name if n == 1 else f"{spec.name}-{n}") for n in range(1, 1 << 30))
+        fresh = out is None and not resume
+        path = next(path for path in names if path not in taken and not (fresh and path.exists()))
+        taken.add(path)
+        folders.append(RunFolder(path))
+    return folders

@@ -1,0 +1,143 @@
+"""A run's specification: one frozen model, TOML on disk; what it does not know, it refuses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
+
+from feda2l.data.catalog import is_series
+from feda2l.errors import FedA2LError
+from feda2l.rates.feda2l import DEEP, FedA2LRule
+from feda2l.spec.schema_base import Count, Nested, Section, parameters_of
+from feda2l.spec.sections import (
+    AlgorithmSpec,
+    DataSpec,
+    EvaluationSpec,
+    ModelSpec,
+    NetworkSpec,
+    RatesSpec,
+    RuntimeSpec,
+    TopologySpec,
+    TrainingSpec,
+)
+from feda2l.toml_files import Source, explain, read_toml, with_sets
+
+
+class Spec(Section):
+    """A whole run. Every key has a default, so a file holds only what differs."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run's folder")
+    seed: int = Field(default=1, ge=0, description="of the start and the batches")
+    rounds: Count = Field(default=100, description="communication rounds")
+    faults: str | None = Field(
+        default=None,
+        description="a fault plan: who crashes, hangs or is not heard, and when",
+        examples=["faults.toml"],
+    )
+    data: DataSpec = Field(default_factory=DataSpec)
+    model: ModelSpec = Field(default_factory=ModelSpec)
+    topology: TopologySpec = Field(default_factory=TopologySpec)
+    algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
+    rates: RatesSpec = Field(default_factory=RatesSpec)
+    training: TrainingSpec = Field(default_factory=TrainingSpec)
+    evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
+    network: NetworkSpec | None = None
+    runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
+    _source: Source = PrivateAttr(default_factory=Source)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fit_data(cls, values: Any) -> Any:
+        """Unless told: data that name their nodes are dealt to these; a series is split in time, a node a site, and
+        trained in the batches of its protocol."""
+        data = values.get("data", {}) if isinstance(values, Mapping) else {}
+        name = data.get("name") if isinstance(data, Mapping) else None
+        if name == "csv" and data.get("node") is not None:
+            values = {**values, "data": {"partition": "natural", **data}}
+        if not (is_series(name) or (name == "csv" and data.get("target") is None)):
+            return values
+        training = values.get("training", {})
+        fitted: dict[str, Any] = {"data": {"partition": "natural", "train_fraction": 0.8, **data}}
+        if isinstance(training, Mapping):
+            fitted["training"] = {"batch_size": 32, "drop_last": False, **training}
+        return {**values, **fitted}
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
+        """A spec from plain values and `key=value` overrides; every mistake in it is named at once."""
+        values, given = with_sets(values, sets)
+        origin = Source(source, given)
+        try:
+            spec = cls.model_validate(values)
+            spec._source = origin
+            return spec
+        except Nested as nested:
+            problems = explain(nested.error, origin, cls, nested.section, nested.known)
+        except ValidationError as error:
+            problems = explain(error, origin, cls)
+        except FedA2LError as error:
+            problems = [origin.before(str(error))]
+        raise FedA2LError("\n".join(problems), see="spec")
+
+    @classmethod
+    def load(cls, path: str | Path, sets: Sequence[str] = ()) -> "Spec":
+        """A spec from a TOML file."""
+        return cls.parse(read_toml(path), str(path), sets)
+
+    def resolved(
+        self,
+        *,
+        layers: int,
+        model: str,
+        loss: str | None = None,
+        nodes: int | None = None,
+        start_sha256: str | None = None,
+    ) -> "Spec":
+        """The same spec with every default filled in that depends on the data, the model or the rounds."""
+        rates = self.rates.model_dump() | {"horizon": self.rates.horizon or self.rounds}
+        training, topology = self.training.model_dump(), self.topology.model_dump()
+        for section, values in (("training", training), ("topology", topology)):
+            given = getattr(self, section).model_fields_set
+            own = self.algorithm.algorithm.defaults.get(section, {})
+            values |= {key: value for key, value in own.items() if key not in given}
+        rule = self.rates.rule
+        if isinstance(rule, FedA2LRule):
+            rule = rule.resolved(layers, model=model, data=self.data.name)
+            if rule.preset == "reference" and layers > DEEP and "momentum" not in self.training.model_fields_set:
+                training["momentum"] = 0.0
+        rates |= {key: getattr(rule, key) for key in parameters_of(type(rule))}
+        algorithm = self.algorithm.model_dump()
+        algorithm |= {
+            key: getattr(self.algorithm.algorithm, key) for key in parameters_of(type(self.algorithm.algorithm))
+        }
+        values = self.model_dump() | {
+            "rates": rates,
+            "training": training,
+            "topology": topology,
+            "algorithm": algorithm,
+        }
+        values["model"] |= {"name": model, "loss": loss or self.model.loss, "start_sha256": start_sha256}
+        values["data"] |= {"nodes": nodes or self.data.nodes}
+        return Spec.model_validate(values)
+
+    @contextmanager
+    def at_fault(self) -> Iterator[None]:
+        """Mistakes that show only when the spec meets its data and model are put down to where it was given."""
+        try:
+            yield
+        except FedA2LError as error:
+            raise type(error)(self._source.before(str(error)), see=error.see) from error
+
+    def to_toml(self) -> str:
+        """The spec as a TOML file that parses back to it; keys without a value are left out."""
+        return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, None left out: what TOML can write."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    return list(value) if isinstance(value, tuple) else value

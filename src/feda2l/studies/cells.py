@@ -1,0 +1,160 @@
+"""The cells of a study: every combination of its axes with every variant, and the extra ones, each with a name."""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from feda2l.errors import FedA2LError
+from feda2l.spec.spec import Spec
+from feda2l.studies.protocols import READINGS, read_as
+
+if TYPE_CHECKING:
+    from feda2l.studies.study import Study
+
+Table = dict[str, Any]
+STAGES = "stages"  # the folder beside the cells' that holds the trials of the first stages
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of a study, of which every seed is a run."""
+
+    name: str
+    values: Table  # a partial spec, what the reading adds included
+    source: str  # for messages: the file and the cell
+    variant: str | None = None
+    axes: Table = field(default_factory=dict)
+    block: str = ""  # of a reading that has several
+    tuned: bool = False  # is one of its keys found in a first stage?
+    partition_varies: bool = False  # with the seed
+    paired: str | None = None  # the cell whose run of the same seed it follows, and whose tuned key it takes
+
+    def spec(self, seed: int, *, name: str | None = None, **changes: Any) -> Spec:
+        """The spec of a run; `changes` are dotted keys."""
+        return Spec.parse(self._values(seed, name, changes), self.source)
+
+    def check(self, seed: int, overrides: Sequence[str]) -> Spec:
+        """The spec of a run, any mistake in which is put down to where it was made."""
+        return Spec.parse(self._values(seed, None, {}), self.source, overrides)
+
+    def _values(self, seed: int, name: str | None, changes: Mapping[str, Any]) -> Table:
+        values = self.values
+        if self.partition_varies:
+            values = merged({"data": {"partition_seed": seed}}, values)
+        for key, value in {"name": name or f"{self.name}-{seed}", "seed": seed, **changes}.items():
+            values = merged(values, nested(key, value))
+        return values
+
+
+def expand(study: "Study", source: str, tuned: str | None, overrides: Sequence[str] = ()) -> list[Cell]:
+    """Every cell of a study in the order of its file; one that is no sound spec, or stands twice, is refused."""
+    protocol = READINGS[study.reading] if study.reading else None
+    cells = []
+    for variant, axes, own in _combinations(study):
+        given = merged(study.base, own)
+        label = "-".join(filter(None, (variant, *itertools.starmap(_word, axes.items())))) or study.name
+        blocks = read_as(study.reading, given) if study.reading else [("", given)]
+        for block, values in blocks:
+            name = f"{label}-{block}" if block else label
+            cell = Cell(name, values, f"{source}, cell {name}", variant, axes, block)
+            # the study's own [tune] is for what its base gives, the reading's only for what the study leaves open
+            fixed = has(own if study.tune else given, tuned) if tuned else True
+            varies = protocol is not None and protocol.partition_varies and not has(given, "data.partition_seed")
+            cells.append(replace(cell, tuned=not fixed, partition_varies=varies))
+    cells = _unique(cells)
+    specs = [cell.check(study.seeds[0], overrides) for cell in cells]
+    # a search finds the base rate, whatever it is
+    searched = [tuned == "rates.base" and spec.algorithm.algorithm.searches for spec in specs]
+    cells = [replace(cell, tuned=cell.tuned and not own) for cell, own in zip(cells, searched, strict=True)]
+    _refuse_twins(cells, specs, source)
+    return [_paired(cell, cells) for cell in cells]
+
+
+def target_of(cell: Cell, cells: Sequence[Cell], name: str) -> Cell | None:
+    """The cell that `target_from` names for a cell: its variant's own of that name, else the one of that name."""
+    names = ((cell.variant, name, cell.block), (cell.variant, name), (name, cell.block), (name,))
+    by_name = {cell.name: cell for cell in cells}
+    return next((by_name[own] for own in ("-".join(filter(None, parts)) for parts in names) if own in by_name), None)
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Table:
+    """The tables as one; what `more` says wins."""
+    result = dict(base)
+    for key, value in more.items():
+        before = result.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(before, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def nested(key: str, value: Any) -> Table:
+    """`{"a": {"b": value}}` for the key `a.b`."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    table: Table = value
+    return table
+
+
+def has(table: Mapping[str, Any], key: str) -> bool:
+    """Does a table hold the dotted key?"""
+    section, _, rest = key.partition(".")
+    inside = table.get(section)
+    return section in table and (not rest or (isinstance(inside, Mapping) and has(inside, rest)))
+
+
+def _combinations(study: "Study") -> Iterator[tuple[str | None, Table, Table]]:
+    """A variant's name, the axes' values and both as a partial spec; then the extra cells."""
+    variants: list[tuple[str | None, Table]] = [*study.variants.items()] or [(None, {})]
+    if study.axes or study.variants or not study.extra:
+        for variant, partial in variants:
+            for values in itertools.product(*study.axes.values()):
+                axes = dict(zip(study.axes, values, strict=True))
+                own = partial
+                for key, value in axes.items():
+                    own = merged(own, nested(key, value))
+                yield variant, axes, own
+    for name, partial in study.extra.items():
+        yield name, {}, partial
+
+
+def _word(key: str, value: Any) -> str:
+    """An axis value as part of a name: a word stands for itself, anything else after the last word of its key."""
+    text = str(value) if isinstance(value, str) else f"{key.split('.')[-1]}-{str(value).lower()}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
+
+
+def _unique(cells: list[Cell]) -> list[Cell]:
+    """Names that a folder can have once: a second one of the same name gets a number."""
+    seen: Counter[str] = Counter({STAGES: 1})
+    result = []
+    for cell in cells:
+        seen[cell.name] += 1
+        number = seen[cell.name]
+        result.append(cell if number == 1 else replace(cell, name=f"{cell.name}-{number}"))
+    return result
+
+
+def _refuse_twins(cells: list[Cell], specs: list[Spec], source: str) -> None:
+    """Two cells that would run the same thing are a mistake."""
+    known: dict[str, str] = {}
+    for cell, spec in zip(cells, specs, strict=True):
+        plain = spec.model_dump(exclude={"name"})
+        for section in ("rates", "algorithm"):
+            plain[section] = {key: plain[section][key] for key in type(getattr(spec, section)).model_fields}
+        facts = repr((plain, spec.rates.rule, spec.algorithm.algorithm))
+        if facts in known:
+            raise FedA2LError(f"{source}: the cells {known[facts]} and {cell.name} are the same; leave one out")
+        known[facts] = cell.name
+
+
+def _paired(cell: Cell, cells: Sequence[Cell]) -> Cell:
+    """`rates.paired` may name a cell, or a variant under the same axes, in place of a folder."""
+    name = cell.values.get("rates", {}).get("paired")
+    if not name:
+        return cell
+    same = (other for other in cells if other.variant == name and (other.axes, other.block) == (cell.axes, cell.block))
+    found = next((other for other in cells if other.name == name), next(same, None))
+    return cell if found is None or found is cell else replace(cell, paired=found.name, tuned=False)

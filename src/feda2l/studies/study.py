@@ -1,0 +1,211 @@
+"""A study: many runs in one TOML file. A base spec, axes of which every combination is run, variants by name."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+
+from feda2l.errors import FedA2LError
+from feda2l.names import look_up
+from feda2l.spec.schema_base import Count, Section, Share
+from feda2l.spec.spec import Spec
+from feda2l.studies.cells import Cell, expand, target_of
+from feda2l.studies.protocols import READINGS, Reading
+from feda2l.toml_files import Source, explain, parse_set, read_toml, with_sets
+
+Table = dict[str, Any]
+Seed = Annotated[int, Field(ge=0, strict=True)]
+
+
+class ReportSection(Section):
+    """What the reporter makes of the runs. `rows` and `columns` are keys of a spec; without them it chooses."""
+
+    rows: str | None = Field(default=None, description="what a row stands for")
+    columns: tuple[str, ...] = Field(default=(), description="what the columns stand for")
+
+
+class TuneSection(Section):
+    """A first stage: every cell with each value, scored on what the nodes do not train on; the best is taken."""
+
+    key: str = Field(default="rates.base", description="what is tuned")
+    values: tuple[Any, ...] = Field(default=(0.03, 0.01, 0.003, 0.001), min_length=1, description="same for all cells")
+    rounds: Count | None = Field(default=None, description="of every trial; default a fifth of the run's")
+    seed: Seed = Field(default=1000, description="of the trials; none of the study's own")
+    by: Literal["accuracy", "train_loss"] | None = Field(
+        default=None, description="default accuracy; of series, which leave nothing untrained, train_loss"
+    )
+
+
+class TargetSection(Section):
+    """The target from a run of its own: a share of the best smoothed value, fixed before the other cells run."""
+
+    cell: str = Field(description="the cell that it is taken from; with variants, each variant's own")
+    share: Share = Field(default=0.95, description="of the best accuracy; an MSE is divided by it")
+    seed: Seed = Field(default=1001, description="of that run; none of the study's own")
+
+
+class Study(Section):
+    """A whole study, as its file says it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the study's folder")
+    title: str = Field(default="", description="one line for people")
+    seeds: tuple[Seed, ...] = Field(default=(1,), description="a list, or a number n for seeds 1 to n")
+    reading: Reading | None = Field(default=None, description="a whole protocol: paper, reference or fair")
+    timing: bool = Field(default=False, description="one run at a time, so that its seconds are its own")
+    keep_checkpoints: bool = Field(default=True, description="of finished runs; without, their records stay")
+    base: Table = Field(default_factory=dict, description="a spec that all runs share")
+    axes: dict[str, list[Any]] = Field(default_factory=dict, description="key of a spec -> values; all combinations")
+    variants: dict[str, Table] = Field(default_factory=dict, description="partial specs, combined with the axes")
+    extra: dict[str, Table] = Field(default_factory=dict, description="partial specs that are cells by themselves")
+    report: ReportSection = Field(default_factory=ReportSection)
+    tune: TuneSection | None = None
+    target_from: TargetSection | None = None
+    _source: Source = PrivateAttr(default_factory=Source)
+    _overrides: tuple[str, ...] = PrivateAttr(default=())
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _count(cls, seeds: Any) -> Any:
+        if isinstance(seeds, int) and not isinstance(seeds, bool):
+            if seeds < 1:
+                raise ValueError("at least one seed is needed")
+            return tuple(range(1, seeds + 1))
+        return seeds
+
+    @field_validator("seeds")
+    @classmethod
+    def _some(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if not seeds:
+            raise ValueError("at least one seed is needed")
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed stands there twice")
+        return seeds
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _flat(cls, axes: Any) -> Any:
+        """`rates.name = [...]` is as good as `"rates.name" = [...]`."""
+        return dict(_leaves(axes)) if isinstance(axes, Mapping) else axes
+
+    @field_validator("axes")
+    @classmethod
+    def _not_empty(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for key, values in axes.items():
+            if not values:
+                raise ValueError(f"{key} has no value; give it at least one")
+        return axes
+
+    @field_validator("base", "variants", "extra")
+    @classmethod
+    def _tables(cls, tables: Table) -> Table:
+        """What a spec has as a section must be one here too."""
+        sections = [key for key, own in Spec.model_fields.items() if own.default_factory is not None]
+        for table in (tables, *(value for value in tables.values() if isinstance(value, Mapping))):
+            for key in sections:
+                if key in table and not isinstance(table[key], Mapping):
+                    raise ValueError(f"{key} is a section, not {table[key]!r}")
+        return tables
+
+    @model_validator(mode="after")
+    def _separate(self) -> Self:
+        for name, stage in (("tune", self.tuning), ("target_from", self.target_from)):
+            if stage is not None and stage.seed in self.seeds:
+                raise FedA2LError(
+                    f"{name}.seed = {stage.seed} is one of the study's own seeds; choose another", see="spec"
+                )
+        return self
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], source: str = "study", sets: Sequence[str] = ()) -> "Study":
+        """A study from plain values and `key=value` overrides: a study's keys, or a spec's for all runs."""
+        own = [text for text in sets if parse_set(text)[0].split(".")[0] in cls.model_fields]
+        overrides = [text for text in sets if text not in own]
+        merged, given = with_sets(copy.deepcopy(dict(values)), own)
+        origin = Source(source, given)
+        try:
+            study = cls.model_validate(merged)
+            study = cls.model_validate(_overridden(study.model_dump(exclude_none=True), overrides))
+            study._source, study._overrides = origin, tuple(overrides)
+        except ValidationError as error:
+            raise FedA2LError("\n".join(explain(error, origin, cls)), see="spec") from error
+        except FedA2LError as error:
+            raise FedA2LError(origin.before(str(error)), see="spec") from error
+        _ = study.cells  # every mistake in a cell is named before anything runs
+        return study
+
+    @classmethod
+    def load(cls, name: str | Path, sets: Sequence[str] = ()) -> "Study":
+        """A study from a TOML file, or one of those that come with the package."""
+        path = Path(name)
+        if path.suffix != ".toml" and not path.is_file():
+            path = look_up(str(name), shipped(), "study")
+        return cls.parse(read_toml(path), str(path), sets)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Every cell: a spec of which all seeds are run."""
+        tuning = self.tuning.key if self.tuning else None
+        cells = expand(self, self._source.name, tuning, self._overrides)
+        if wanted := self.target_from:
+            for cell in cells:
+                if target_of(cell, cells, wanted.cell) is None:
+                    known = ", ".join(other.name for other in cells)
+                    raise FedA2LError(
+                        f"{self._source.name}: target_from.cell = {wanted.cell!r}: {cell.name} has no such cell "
+                        f"to take its target from; there are {known}",
+                        see="spec",
+                    )
+        return cells
+
+    @property
+    def tuning(self) -> TuneSection | None:
+        """The first stage: the one that the study asks for, or the reading."""
+        return self.tune or (TuneSection() if self.reading and READINGS[self.reading].tuned else None)
+
+    def to_toml(self) -> str:
+        """The study as a TOML file that parses back to it."""
+        return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
+
+
+def shipped() -> dict[str, Path]:
+    """The studies that come with the package, by name."""
+    folder = Path(str(files("feda2l").joinpath("studies", "shipped")))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _overridden(study: Table, overrides: Sequence[str]) -> Table:
+    """A spec's key on the command line goes to the base, and to every variant that has a value of its own."""
+    for text in overrides:
+        key, _ = parse_set(text)
+        if key == "seed":
+            raise FedA2LError(f"--set {text}: a study has seeds; use --seeds or --set seeds=[...]", see="spec")
+        if key in study["axes"]:
+            raise FedA2LError(
+                f"--set {text}: {key} is an axis of the study; use --set 'axes.{key}=[...]' or --only", see="spec"
+            )
+        study["base"], _ = with_sets(study["base"], [text])
+        section, _, inner = key.partition(".")
+        for tables in (study["variants"], study["extra"]):
+            for name, table in tables.items():
+                if section in table and (not inner or inner in table[section]):
+                    tables[name], _ = with_sets(table, [text])
+    return study
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

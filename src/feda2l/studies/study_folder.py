@@ -1,0 +1,144 @@
+"""A study's folder: `study.toml`, a folder a cell with one a seed in it, and the trials of the first stages."""
+
+import fcntl
+import json
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from feda2l.errors import Busy, FedA2LError
+from feda2l.records.run_folder import RunFolder
+from feda2l.spec.spec import Spec
+from feda2l.studies.cells import STAGES, Cell
+from feda2l.studies.study import Study
+
+State = Literal["waiting", "running", "finished", "diverged", "failed", "busy"]
+# what may change between two calls: more seeds, other words, another place
+FREE = ("title", "seeds", "timing", "keep_checkpoints", "report")
+FREE_RUNTIME = tuple(f"base.runtime.{key}" for key in ("device", "workers", "checkpoint_seconds"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study, or one trial of its first stages."""
+
+    spec: Spec
+    folder: RunFolder
+    cell: Cell
+
+    @property
+    def error_file(self) -> Path:
+        return self.folder.path / "error.json"
+
+    def state(self) -> State:
+        """How far it has come, from its folder."""
+        summary = self.summary()
+        if summary.get("status") == "diverged":
+            return "diverged"
+        if summary.get("status") == "finished" and summary.get("rounds") == self.spec.rounds:
+            return "finished"
+        return "failed" if self.error_file.exists() else "waiting"
+
+    def summary(self) -> dict[str, Any]:
+        try:
+            summary: dict[str, Any] = json.loads(self.folder.summary.read_bytes())
+        except (OSError, ValueError):  # not there, or torn by a crash of the machine
+            return {}
+        return summary
+
+    def rounds_done(self) -> int:
+        try:
+            return self.folder.rounds.read_bytes().count(b"\n")
+        except OSError:
+            return 0
+
+    def fail(self, error: Exception) -> None:
+        """Put down why it could not be run; the next call tries again."""
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        facts = {"name": self.spec.name, "type": type(error).__name__, "error": str(error)}
+        if not isinstance(error, FedA2LError):
+            facts["traceback"] = "".join(traceback.format_exception(error))
+        self.folder.write(self.error_file, (json.dumps(facts, indent=2) + "\n").encode())
+
+    def error(self) -> str:
+        """Why it failed, in a line."""
+        if self.error_file.exists():
+            return str(json.loads(self.error_file.read_bytes())["error"])
+        where = self.summary().get("diverged", {})
+        return f"diverged in round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"
+
+
+class StudyFolder:
+    """Where a study's runs lie."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, path / "study.toml"
+
+    def run(self, cell: Cell, seed: int) -> RunFolder:
+        return RunFolder(self.path / cell.name / f"seed-{seed}")
+
+    def stage(self, *parts: str) -> RunFolder:
+        return RunFolder(self.path.joinpath(STAGES, *parts))
+
+    @contextmanager
+    def claimed(self, study: Study, shard: tuple[int, int]) -> Iterator[None]:
+        """Take the folder for this study and this process; one of another study is refused."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path / ".lock-{}-of-{}".format(*shard), os.O_WRONLY | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise FedA2LError(
+                f"--out {self.path}: the study's folder cannot be written: {error.strerror}", see="cannot-write"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write(study)
+            yield
+        except BlockingIOError as error:
+            raise Busy(f"{self.path}: another process is running this study; wait for it or stop it") from error
+        finally:
+            os.close(lock)
+
+    def _write(self, study: Study) -> None:
+        if self.file.exists():
+            saved = Study.load(self.file)
+            self.check(study, saved)
+            # the file always names every seed that has been run
+            study = study.model_copy(update={"seeds": tuple(dict.fromkeys((*saved.seeds, *study.seeds)))})
+        elif any(path.name[0] != "." for path in self.path.iterdir()):
+            raise FedA2LError(
+                f"--out {self.path}: the folder is not empty and holds no study; choose another", see="folder-not-empty"
+            )
+        RunFolder(self.path).write(self.file, study.to_toml().encode())
+
+    def check(self, study: Study, saved: Study) -> None:
+        """A folder goes on with the study that it was made from."""
+        new, old = _flat(study), _flat(saved)
+        changed = [key for key in sorted(new.keys() | old.keys()) if new.get(key) != old.get(key)]
+        changed = [key for key in changed if key.split(".")[0] not in FREE and key not in FREE_RUNTIME]
+        if changed:
+            lines = [f"  {key}: {old.get(key, '-')!r} in the folder, {new.get(key, '-')!r} now" for key in changed]
+            raise FedA2LError(
+                f"--out {self.path}: {self.file} is of a different study:\n"
+                + "\n".join(lines)
+                + "\nchoose another --out",
+                see="resume",
+            )
+
+
+def _flat(study: Study) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+
+    def add(table: dict[str, Any], above: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict) and value:
+                add(value, f"{above}{key}.")
+            else:
+                values[f"{above}{key}"] = value
+
+    add(json.loads(json.dumps(study.model_dump(exclude_none=True))), "")
+    return values

@@ -1,0 +1,154 @@
+"""From the folders of a network's nodes to one run folder, as the simulator writes it for the same spec."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feda2l.engines.engine import Engine
+from feda2l.errors import RunFailed
+from feda2l.faults.plan import FaultPlan
+from feda2l.records.run_folder import MEAN_MODEL, RunFolder
+from feda2l.runs.assemble import Assembled, Shape, assemble, populate
+from feda2l.runs.datasets import Loaded, load_data
+from feda2l.runs.device import find_device
+from feda2l.runs.environment import environment
+from feda2l.runs.listed_files import copy_files
+from feda2l.runs.pack import device_name
+from feda2l.runs.summary import write_summary
+from feda2l.simulate.checkpoint import read_checkpoint, restore, tensors, write_checkpoint
+from feda2l.simulate.simulator import Simulator
+from feda2l.spec.spec import Spec
+from feda2l.swarm.join_records import Records, join_round, join_timings, read_records
+from feda2l.swarm.observed_faults import met_faults
+from feda2l.swarm.refusals import refusals
+from feda2l.swarm.swarm_folder import name_of
+from feda2l.topology import Topology
+
+
+def collect(
+    folder: RunFolder,
+    states: Sequence[RunFolder],
+    spec: Spec,
+    graph: Topology,
+    *,
+    plan: FaultPlan | None = None,
+    data: Path | None = None,
+    **facts: Any,
+) -> None:
+    """Write the run folder of a network whose nodes' folders are `states`, in the order of their ids.
+
+    Not all nodes need to have come to the end. Who did not is written down as crashed, and who was not heard as
+    dropped: the folder gets a fault plan of what happened, unless there was a plan before.
+    """
+    records = [read_records(state, spec.rounds) for state in states]
+    text = plan.text if plan else met_faults(records, graph, spec.rounds)
+    folder.faults.unlink(missing_ok=True)
+    if text:
+        folder.write(folder.faults, text.encode())
+    own = spec.model_copy(update={"faults": str(folder.faults) if text else None})
+    assembled = assemble(own, Loaded.of(load_data(spec.data, data), find_device(spec.runtime)))
+    engine = populate([assembled])
+    # as it was given, where it was: the folder's copy is found by its name
+    given = assembled.spec.model_copy(update={"faults": spec.faults if plan else own.faults})
+    folder.write(folder.spec, given.to_toml().encode())
+    copy_files(given, folder)
+    shape = Shape.of(assembled.dataset)._asdict()
+    described = environment(engine="peers", device=device_name(assembled.device), pack=1, **shape, **facts)
+    folder.write_json(folder.environment, described)
+    write_checkpoint(join_checkpoints(assembled, states), folder.checkpoint)
+    restore(assembled.simulation, folder.checkpoint)
+    engine.start(spec.runtime.workers)
+    try:
+        by_class = _write_rounds(folder, states, assembled, engine, records, graph)
+    finally:
+        engine.close()
+    write_summary(assembled, folder, by_class)
+
+
+def join_checkpoints(assembled: Assembled, states: Sequence[RunFolder]) -> dict[str, Tensor]:
+    """The nodes' checkpoints as the simulator's: along the axis that is as long as there are nodes.
+
+    A node that has none stands at its start. Where nodes missed rounds, their histories differ in length: then
+    each node's rates stay its own, under `rates.NODE.KEY`, as the simulator has them under a fault plan.
+    """
+    simulation = assembled.simulation
+    whole, nodes = tensors(simulation), simulation.nodes
+    found = {id: read_checkpoint(state.checkpoint) for id, state in enumerate(states) if state.checkpoint.exists()}
+    parts: dict[str, dict[int, Tensor]] = {}
+    for id, own in found.items():
+        for key, value in own.items():
+            by_node = f"rates.{id}.{key.removeprefix('rates.')}"
+            if by_node in whole:
+                whole[by_node] = value
+            elif key in whole:
+                parts.setdefault(key, {})[id] = value
+    for key, values in parts.items():
+        start, first = whole[key], next(iter(values.values()))
+        shapes = enumerate(zip(first.shape, start.shape, strict=True))
+        axis = next((place for place, lengths in shapes if lengths == (1, nodes)), None)
+        if axis is None:  # one for all: the round, how often rates were adapted
+            whole[key] = torch.stack(list(values.values())).max()
+        else:
+            rows = [values[id] if id in values else start.narrow(axis, id, 1) for id in range(nodes)]
+            whole[key] = torch.cat(rows, axis)
+    return whole
+
+
+def _write_rounds(
+    folder: RunFolder,
+    states: Sequence[RunFolder],
+    assembled: Assembled,
+    engine: Engine,
+    records: Sequence[Records],
+    graph: Topology,
+) -> list[float | None] | None:
+    """All rounds, and what the last one's models come to together; the accuracy by class of these."""
+    simulation = assembled.simulation
+    timings = [state.read(state.timings) for state in states]
+    mail = Mail(states, records, graph) if assembled.faults else None
+    scores = Simulator(engine, [simulation]).evaluate(simulation)
+    for path in (folder.rounds, folder.timings):
+        path.unlink(missing_ok=True)
+    for round in range(1, simulation.rounds + 1):
+        own = [each[round - 1] for each in records]
+        if not any(own):
+            raise RunFailed(f"{folder.path}: no node has a record of round {round}")
+        record = join_round(round, own)
+        if mail:
+            mail.add(round, record, simulation.message * simulation.algorithm.gossip)
+        # the models of the checkpoint are those of the last round where all who are there came to it
+        if round == simulation.rounds and [node for node, there in enumerate(own) if there] == list(simulation.there):
+            disagreement = simulation.disagreement()
+            record["disagreement"] = float(disagreement.sum())
+            layers = record["layers"]
+            record["layers"] = {"name": layers["name"], "disagreement": disagreement.tolist()} | layers
+            record |= {name: value for name, value in scores.items() if name in MEAN_MODEL}
+        folder.append(record, join_timings(round, [each[round - 1] for each in timings if len(each) >= round]))
+    by_class: list[float | None] | None = scores.get("class_accuracy")
+    return by_class
+
+
+class Mail:
+    """Who heard and refused whom, where not all went well."""
+
+    def __init__(self, states: Sequence[RunFolder], records: Sequence[Records], graph: Topology) -> None:
+        self.records, self.near = records, graph.period[0]
+        self.refused = [refusals(state.path) for state in states]
+
+    def add(self, round: int, record: dict[str, Any], size: int) -> None:
+        """Put a round's mail into its record: messages heard and refused, and what arrived as what was sent."""
+        own = [each[round - 1] for each in self.records]
+        nodes = range(len(own))
+        refused = [{j: self.refused[i][round, name_of(j)] for j in self.near[i]} for i in nodes]
+        arrived = [
+            sum(j in (r["heard"] if r else ()) or refused[i].get(j, 0) > 0 for i, r in enumerate(own)) for j in nodes
+        ]
+        record["nodes"] |= {
+            "bytes_sent": [size * count for count in arrived],
+            "heard": [r and len(r["heard"]) for r in own],
+            "rejected": [r and sum(refused[i].values()) for i, r in enumerate(own)],
+        }
+        record["bytes_sent"] = sum(record["nodes"]["bytes_sent"])

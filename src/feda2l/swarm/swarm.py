@@ -1,0 +1,245 @@
+"""`feda2l swarm`: the nodes of a spec as processes on this machine, watched, mended as a fault plan says, collected."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from feda2l.errors import FedA2LError, RunFailed
+from feda2l.faults.plan import Fault, FaultPlan
+from feda2l.peer.check import refuse_network
+from feda2l.records.run_folder import RunFolder
+from feda2l.runs.assemble import Assembled, assemble
+from feda2l.runs.datasets import Loaded, load_data
+from feda2l.runs.device import find_device
+from feda2l.runs.resume import check_same_faults, check_same_run, continued, finished, saved_spec
+from feda2l.runs.run import Run
+from feda2l.spec.spec import Spec
+from feda2l.swarm.collect import collect
+from feda2l.swarm.join_records import node_facts
+from feda2l.swarm.progress_table import SwarmView
+from feda2l.swarm.swarm_folder import SwarmFolder, unused_folder
+from feda2l.swarm.swarm_process import NodeProcess
+
+TICK = 0.1  # seconds between two looks at the nodes
+LEAST = 30.0  # seconds that a node gets to end its round when it is told to leave
+ROUNDS = 3  # and so many of its usual rounds
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a swarm runs, beside what it learns."""
+
+    insecure: bool = False
+    wire: str = "fp32"
+    data: Path | None = None
+    resume: bool = False
+    shown: bool = True
+    keep: bool = False  # the private keys
+
+
+def swarm(spec: Spec, out: Path | None = None, options: Options | None = None) -> Run:
+    """Run a spec on real peers and collect what they came to in one run folder.
+
+    RunFailed names the nodes that ended by themselves; the others went on, and the folder holds what they came to.
+    """
+    options = options or Options()
+    if out is None:
+        out = Path("runs") / spec.name if options.resume else unused_folder(spec.name)
+    folder, shared = RunFolder(out), RunFolder(out / "nodes")
+    _demand_folder(folder, shared, resume=options.resume)
+    saved = saved_spec(shared) if options.resume else None
+    with spec.at_fault():
+        loaded = Loaded.of(load_data(spec.data, options.data), find_device(spec.runtime))
+        assembled = assemble(continued(spec, saved), loaded)
+        _refuse_unfit(assembled)
+    plan = assembled.faults or None  # a plan in which nothing fails is none
+    own = assembled.spec.model_copy(update={"faults": None})  # a node gets its plan by its config
+    if saved is not None:
+        check_same_run(own, saved, shared)
+        check_same_faults(plan, shared)
+        if finished(folder, assembled.spec):
+            SwarmView(spec.name, 0, [], shown=options.shown).say(f"{out}: already finished, nothing to do")
+            return Run(out)
+    graph = assembled.simulation.mixing.topology
+    del loaded  # the nodes load it themselves; it is loaded again to be collected
+    nodes = SwarmFolder(shared.path, assembled.spec.data.nodes)
+    with ExitStack() as stack:
+        folder.open()
+        stack.callback(folder.close)
+        if not options.keep:
+            stack.callback(nodes.forget_keys)
+        nodes.prepare(own, graph, plan, insecure=options.insecure, wire=options.wire)
+        folder.summary.unlink(missing_ok=True)
+        folder.write(folder.spec, assembled.spec.to_toml().encode())
+        failed = Swarm(assembled.spec, nodes, plan, options).run()
+        states = [member.state for member in nodes.members]
+        facts = {"wire": options.wire, "secure": not options.insecure, "nodes": [node_facts(state) for state in states]}
+        collect(folder, states, assembled.spec, graph, plan=plan, data=options.data, **facts)
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(nodes.members)} nodes failed:\n" + "\n".join(failed), see="swarm")
+    return Run(out)
+
+
+class Swarm:
+    """Nodes that run at the same time, and who watches over them."""
+
+    def __init__(self, spec: Spec, folder: SwarmFolder, plan: FaultPlan | None, options: Options) -> None:
+        self.spec, self.folder, self.plan = spec, folder, plan or FaultPlan()
+        own = ["--insecure"] * options.insecure
+        if options.data is not None:
+            own += ["--data", str(options.data.resolve())]
+        self.nodes = [NodeProcess(member, own) for member in folder.members]
+        self.view = SwarmView(f"{spec.name}: {len(self.nodes)} nodes", spec.rounds, self.nodes, shown=options.shown)
+        self.failed: dict[str, str] = {}
+        self.asked = 0  # how often we were told to stop
+
+    def run(self) -> list[str]:
+        """All nodes to their end; what became of those that failed. However this ends, no process is left."""
+        try:
+            with self._interruptions(), self.view:
+                for node in self.nodes:
+                    node.start()
+                self._watch()
+        finally:
+            for node in self.nodes:
+                node.end()
+        if not any(node.state == "done" for node in self.nodes):
+            raise RunFailed("\n".join(["no node came to the end of the run", *self.failed.values()]), see="swarm")
+        return list(self.failed.values())
+
+    def _watch(self) -> None:
+        while any(node.running for node in self.nodes):
+            time.sleep(TICK)
+            if self.asked:
+                self._leave()
+                raise KeyboardInterrupt
+            for node in self.nodes:
+                if (code := node.look()) is not None:
+                    self._ended(node, code)
+            self._follow_plan()
+            self.view.update()
+            if self.failed and not any(node.done_now for node in self.nodes):
+                # nobody got anywhere yet, and who waits for it would wait long
+                self._leave()
+                raise RunFailed("\n".join(["the network did not come up", *self.failed.values()]), see="swarm")
+
+    def _ended(self, node: NodeProcess, code: int) -> None:
+        """A process is over: well, as planned, or by itself."""
+        done = node.rounds_written()
+        if code == 0:
+            node.state = "done" if done >= self.spec.rounds else "left"
+            return
+        if code == -signal.SIGKILL and self.plan.crashes(node.id, done + 1):
+            node.state = "crashed"
+            self.view.say(f"{node} crashed in round {done + 1}, as planned")
+            return
+        node.state = "failed"
+        why = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+        self.failed[str(node)] = f"{node} failed after round {done} ({why}); all it said is in {node.member.output}"
+        self.view.say(f"{self.failed[str(node)]}\n{node.last_words()}")
+
+    def _follow_plan(self) -> None:
+        """Start again and let go on whom the plan brings back, when the network is as far as it says."""
+        if not self.plan:
+            return
+        for node in self.nodes:
+            others = [other for other in self.nodes if other is not node and other.running]
+            network = max((other.round for other in self.nodes if other is not node), default=0)
+            if node.state == "crashed" and others:  # nobody is left to come back to, else
+                crashed = node.rounds_written() + 1
+                back = min((f.round for f in self._planned("restart", node) if f.round > crashed), default=None)
+                if back is not None and network >= back - 1:
+                    self.folder.strike_out(node.member, back)
+                    self.view.say(f"{node} is started again; the others are at round {network}")
+                    node.start()
+            elif node.running and self._planned("hang", node):
+                self._wake(node, [other for other in others if not other.stopped])
+
+    def _wake(self, node: NodeProcess, others: Sequence[NodeProcess]) -> None:
+        """Let a node that hangs go on when all others have done the rounds that it was to miss, or none is left."""
+        if not node.stopped:
+            return
+        now, round = time.monotonic(), node.rounds_written() + 1
+        hang = self.plan.hangs(node.id, round)
+        if hang is None:
+            return  # somebody else stopped it
+        if node.hung_since is None:
+            node.hung_since, node.state = now, "hung"
+            self.view.say(f"{node} hangs in round {round}, as planned")
+        if hang.seconds is None:
+            over = all(other.round >= round - 1 + hang.rounds for other in others)
+        else:
+            over = now - node.hung_since >= hang.seconds or not others
+        if over:
+            node.hung_since, node.state = None, "running"
+            node.signal(signal.SIGCONT)
+
+    def _planned(self, kind: str, node: NodeProcess) -> Sequence[Fault]:
+        return [fault for fault in self.plan.faults if fault.kind == kind and fault.node == node.id]
+
+    def _leave(self) -> None:
+        """Tell all nodes to leave after their round; who does not in time, or has none to end, is killed."""
+        before, started = self.asked, time.monotonic()
+        longest = max((node.pace or 0.0 for node in self.nodes), default=0.0)
+        for node in self.nodes:
+            node.look()
+            node.signal(signal.SIGTERM if node.met else signal.SIGKILL)
+            node.signal(signal.SIGCONT)
+        while any(node.running for node in self.nodes):
+            time.sleep(TICK)
+            for node in self.nodes:
+                node.look()
+            self.view.update()
+            if self.asked > max(before, 1) or time.monotonic() - started > max(LEAST, ROUNDS * longest):
+                return  # whoever is left is killed
+
+    @contextmanager
+    def _interruptions(self) -> Iterator[None]:
+        """Ctrl-C or a polite kill lets the nodes' rounds end; a second one does not."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, _: object) -> None:
+            self.asked += 1
+            if self.asked == 1:
+                self.view.say("the nodes leave after this round; once more to stop at once")
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _demand_folder(folder: RunFolder, shared: RunFolder, *, resume: bool) -> None:
+    if resume and not shared.started:
+        raise FedA2LError(
+            f"--out {folder.path}: is not the folder of a swarm (it has no {shared.spec}); choose another",
+            see="folder-not-empty",
+        )
+    if not resume and folder.occupied:
+        raise FedA2LError(
+            f"--out {folder.path}: the folder is not empty; go on with --resume or choose another",
+            see="folder-not-empty",
+        )
+
+
+def _refuse_unfit(assembled: Assembled) -> None:
+    graph, spec = assembled.simulation.mixing.topology, assembled.spec
+    refuse_network(spec)
+    where = f'topology.name = "{spec.topology.name}"'
+    if spec.data.nodes < 2:
+        raise FedA2LError(f"data.nodes = {spec.data.nodes}: a swarm has at least 2 nodes")
+    if len(graph.period) > 1:
+        raise FedA2LError(
+            f"{where} changes from round to round, and a node keeps its neighbours; use a graph that stays, as "
+            '"exponential" or "ring"'
+        )
+    if not any(graph.period[0]):
+        raise FedA2LError(f"{where}: nobody hears anybody, so there is nothing to run over a network")

@@ -1,0 +1,82 @@
+"""What a node has published: its last two messages, and the questions that wait for the next."""
+
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from feda2l.wire.transport import Payload, Reply
+
+NEWEST = "head/newest"
+
+
+class Message(NamedTuple):
+    """One exchange's message: a sealed head, and what it is the head of."""
+
+    round: int
+    step: int
+    head: bytes
+    load: bytearray
+
+    @property
+    def when(self) -> tuple[int, int]:
+        return self.round, self.step
+
+
+class Mailbox:
+    """Answers neighbours from what was published; a question for a coming message is held until it is there.
+
+    Two messages are enough for whoever keeps the pace: a node publishes the next one only after it heard all, so when
+    it publishes the one after that, all have taken the first. Who asks for an older one is told the newest head, and
+    sees that the network went on without it.
+    """
+
+    def __init__(self, kept: int = 2) -> None:
+        self._messages: deque[Message] = deque(maxlen=kept)  # more where some only hear us and may be far behind
+        self._held: list[tuple[tuple[int, int], Reply]] = []
+        self._lock = threading.Lock()
+
+    def make_room(self) -> bytearray | None:
+        """Let the older of two messages go before the next is made; its memory, which somebody may still read."""
+        with self._lock:
+            return self._messages.popleft().load if len(self._messages) == self._messages.maxlen else None
+
+    def publish(self, message: Message) -> None:
+        with self._lock:
+            self._messages.append(message)
+            due = [reply for when, reply in self._held if when <= message.when]
+            self._held = [(when, reply) for when, reply in self._held if when > message.when]
+        for reply in due:
+            reply(message.head)
+
+    def answer(self, key: str, reply: Reply) -> None:
+        """The transport's `Answer`."""
+        kind, _, rest = key.partition("/")
+        with self._lock:
+            newest = self._messages[-1] if self._messages else None
+            if key == NEWEST:
+                found: Payload | None = newest and newest.head
+            else:
+                when = _when(rest)
+                message = next((message for message in self._messages if message.when == when), None)
+                if kind == "load":
+                    found = message and message.load
+                elif kind == "head" and when:
+                    found = message.head if message else newest.head if newest and newest.when > when else None
+                    if found is None:
+                        self._held.append((when, reply))
+                        return
+                else:
+                    found = None
+        reply(found)
+
+    def close(self) -> None:
+        with self._lock:
+            held, self._held = self._held, []
+        for _, reply in held:
+            reply(None)
+
+
+def _when(text: str) -> tuple[int, int] | None:
+    round, _, step = text.partition("/")
+    plain = all(part.isascii() and part.isdigit() and len(part) < 11 for part in (round, step))
+    return (int(round), int(step)) if plain else None

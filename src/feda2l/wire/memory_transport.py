@@ -1,0 +1,140 @@
+"""A network inside one process: the twin of the real one, for tests."""
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from feda2l.wire.refused import Refused
+from feda2l.wire.transport import Answer, Payload
+
+log = logging.getLogger(__name__)
+
+
+class Hub:
+    """Where the nodes of a test meet. Links can be cut and healed; a node that leaves may join again."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, MemoryTransport] = {}
+        self.cuts: set[frozenset[str]] = set()
+        self.questions: list[_Question] = []  # open ones: a cut or a leave ends those it touches
+        self.lock = threading.Lock()
+
+    def join(self, name: str) -> "MemoryTransport":
+        with self.lock:
+            if name in self.members:
+                raise ValueError(f"{name} is in the hub already")
+            self.members[name] = MemoryTransport(self, name)
+            return self.members[name]
+
+    def cut(self, one: str, other: str) -> None:
+        """Neither reaches the other until `heal`; questions between them end as "nothing"."""
+        with self.lock:
+            self.cuts.add(frozenset((one, other)))
+        self.end(lambda question: {question.asker, question.asked} == {one, other})
+
+    def heal(self, one: str, other: str) -> None:
+        with self.lock:
+            self.cuts.discard(frozenset((one, other)))
+
+    def reach(self, asker: str, asked: str) -> "MemoryTransport | None":
+        with self.lock:
+            member = self.members.get(asked)
+            linked = asker in self.members and frozenset((asker, asked)) not in self.cuts
+            return member if linked and member is not None and member.answer is not None else None
+
+    def leave(self, name: str) -> None:
+        with self.lock:
+            del self.members[name]
+        self.end(lambda question: name in (question.asker, question.asked))
+
+    def end(self, touched: "Callable[[_Question], bool]") -> None:
+        with self.lock:
+            ending = [question for question in self.questions if touched(question)]
+        for question in ending:
+            question.reply(None)
+
+
+class MemoryTransport:
+    """One node's place in a `Hub`."""
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self.hub, self.name = hub, name
+        self.answer: Answer | None = None
+        self.workers: dict[str, SimpleQueue[_Question | None]] = {}  # one thread for each asker, as in the real one
+        self.closed = False
+
+    def serve(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def ask(
+        self, neighbour: str, key: str, timeout: float, limit: int, into: memoryview | None = None
+    ) -> Payload | None:
+        asked = self.hub.reach(self.name, neighbour)
+        if asked is None:
+            return None
+        question = _Question(self.name, neighbour, key)
+        with self.hub.lock:
+            self.hub.questions.append(question)
+        try:
+            asked.take(question)
+            if self.hub.reach(self.name, neighbour) is not asked:  # cut or gone since we looked
+                return None
+            question.answered.wait(timeout)
+        finally:
+            with self.hub.lock:
+                self.hub.questions.remove(question)
+        payload = question.payload
+        if payload is not None and memoryview(payload).nbytes > limit:
+            size = memoryview(payload).nbytes
+            raise Refused("too large", f"{size} bytes in answer to {key}, {limit} allowed")
+        return payload
+
+    def alive(self, neighbour: str) -> bool:
+        return self.hub.reach(self.name, neighbour) is not None
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.hub.leave(self.name)
+        with self.hub.lock:
+            workers = list(self.workers.values())
+        for worker in workers:
+            worker.put(None)
+
+    def take(self, question: "_Question") -> None:
+        with self.hub.lock:
+            if self.closed:
+                return
+            worker = self.workers.get(question.asker)
+            if worker is None:
+                worker = self.workers[question.asker] = SimpleQueue()
+                name = f"{self.name} answers {question.asker}"
+                threading.Thread(target=self._work, args=(worker,), name=name, daemon=True).start()
+        worker.put(question)
+
+    def _work(self, questions: "SimpleQueue[_Question | None]") -> None:
+        while (question := questions.get()) is not None:
+            assert self.answer is not None
+            try:
+                self.answer(question.key, question.reply)
+            except Exception:
+                log.exception("answering %s to %s failed", question.key, question.asker)
+                question.reply(None)
+
+
+class _Question:
+    """A question and, once it came, its answer."""
+
+    def __init__(self, asker: str, asked: str, key: str) -> None:
+        self.asker, self.asked, self.key = asker, asked, key
+        self.payload: Payload | None = None
+        self.answered = threading.Event()
+        self.lock = threading.Lock()
+
+    def reply(self, payload: Payload | None) -> None:
+        with self.lock:  # two threads may race: the first one's answer stands
+            if not self.answered.is_set():
+                self.payload = payload
+                self.answered.set()

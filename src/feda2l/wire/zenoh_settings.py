@@ -1,0 +1,98 @@
+"""How a node's zenoh session is set up: whom it connects to, TLS both ways, and who may ask and answer what."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feda2l.errors import FedA2LError
+from feda2l.wire.certificates import NAME
+
+PIECE = 4 << 20  # bytes fetched with one question
+
+
+@dataclass(frozen=True)
+class Tls:
+    """The files a node proves itself with, and knows others by (PEM)."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+def session_settings(
+    name: str, run: str, listen: str, neighbours: Mapping[str, str | None], tls: Tls | None
+) -> dict[str, Any]:
+    """The zenoh configuration of a node."""
+    for word in (name, run, *neighbours):  # each is one part of a key: no "/", no wildcards
+        if not NAME.fullmatch(word):
+            raise FedA2LError(
+                f"{word!r} cannot be the name of a node or run: use up to 64 letters, digits, '.', '_', '-'"
+            )
+    scheme = "tls" if tls else "tcp"
+    settings: dict[str, Any] = {
+        "mode": "peer",  # peers pass nothing on: what arrives comes from the neighbour itself
+        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},  # only those we were told of
+        "listen": {"endpoints": [f"{scheme}/{listen}"], "timeout_ms": 0, "exit_on_failure": True},
+        "connect": {
+            # Both sides connect, so either may be behind a firewall; for a pair of nodes zenoh makes of it one
+            # transport. It goes on trying for ever, also after a link was lost.
+            "endpoints": [f"{scheme}/{address}" for address in neighbours.values() if address],
+            "timeout_ms": -1,
+            "exit_on_failure": False,
+            "retry": {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 2},
+        },
+        "open": {"return_conditions": {"connect_scouted": False, "declares": False}},  # do not wait for anybody
+        "transport": {
+            "unicast": {
+                # Not 1. A transport is found by the id its peer claims, and its access rules are chosen once, by its
+                # first link: with 1, any holder of a certificate can add a link under a neighbour's id and inherit
+                # his rights. With more, another link must prove to be of the same process.
+                "max_links": 2,
+            },
+            "link": {
+                "protocols": [scheme],
+                "tx": {"lease": 2500, "keep_alive": 4},  # a neighbour silent for 2.5 s is gone
+                "rx": {"max_message_size": PIECE + (1 << 16)},  # whatever a neighbour sends, zenoh holds no more
+            },
+            "shared_memory": {"enabled": False},
+        },
+    }
+    if tls is not None:
+        settings["transport"]["link"]["tls"] = {
+            "root_ca_certificate": str(tls.ca),
+            "enable_mtls": True,
+            "listen_certificate": str(tls.certificate),
+            "listen_private_key": str(tls.key),
+            "connect_certificate": str(tls.certificate),
+            "connect_private_key": str(tls.key),
+            "verify_name_on_connect": True,
+            "close_link_on_expiration": True,
+        }
+        settings["access_control"] = access_rules(name, run, list(neighbours))
+    return settings
+
+
+def access_rules(name: str, run: str, neighbours: list[str]) -> dict[str, Any]:
+    """Nothing is allowed but this: each neighbour asks us in its own name and answers in its own name."""
+    ours = f"feda2l/{run}/{name}"
+    rules: list[dict[str, Any]] = []
+    policies: list[dict[str, Any]] = []
+    for neighbour in neighbours:
+        theirs = f"feda2l/{run}/{neighbour}"
+        for flow, messages, key in (
+            ("ingress", ["query"], f"{ours}/{neighbour}/**"),
+            ("egress", ["declare_queryable", "reply"], f"{ours}/**"),
+            ("egress", ["query"], f"{theirs}/{name}/**"),
+            ("ingress", ["declare_queryable", "reply"], f"{theirs}/**"),
+        ):
+            rule = {"id": f"{neighbour} {len(rules)}", "flows": [flow], "messages": messages, "key_exprs": [key]}
+            rules.append({**rule, "permission": "allow"})
+        policies.append({"rules": [rule["id"] for rule in rules[-4:]], "subjects": [neighbour]})
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": [{"id": neighbour, "cert_common_names": [neighbour]} for neighbour in neighbours],
+        "policies": policies,
+    }

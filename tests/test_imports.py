@@ -1,0 +1,127 @@
+"""Imports point one way: every edge between packages is in the table below, and the table has no cycle."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "src" / "feda2l"
+# What every package may import; these import nothing but each other.
+FOUNDATION = {"equations", "errors", "imports", "layers", "names", "randomness", "toml_files", "worker_pool"}
+ALLOWED: dict[str, set[str]] = {
+    "reference": set(),
+    "records": set(),
+    "wire": set(),
+    "algorithms": set(),
+    "rates": set(),
+    "topology": set(),
+    "models": set(),
+    "data": set(),
+    "scheduler": {"rates"},
+    "faults": {"topology"},
+    "round": {"algorithms", "data", "rates", "topology"},
+    "integrations": {"scheduler"},
+    "network": {"faults", "topology"},
+    "engines": {"algorithms", "data", "models", "round"},
+    "spec": {"algorithms", "data", "models", "network", "rates", "topology"},
+    "simulate": {"algorithms", "engines", "faults", "network", "rates", "round", "topology"},
+    "trackers": {"records", "spec"},
+    "distributed": {"engines", "simulate", "topology"},
+    "runs": {
+        "algorithms",
+        "data",
+        "distributed",
+        "engines",
+        "faults",
+        "models",
+        "network",
+        "rates",
+        "records",
+        "round",
+        "simulate",
+        "spec",
+        "topology",
+        "trackers",
+    },
+    "studies": {
+        "algorithms",
+        "data",
+        "distributed",
+        "engines",
+        "rates",
+        "records",
+        "round",
+        "runs",
+        "simulate",
+        "spec",
+        "trackers",
+    },
+    "peer": {"algorithms", "engines", "faults", "records", "runs", "simulate", "spec", "topology", "wire"},
+    "report": {"algorithms", "data", "rates", "records", "runs", "spec", "studies", "topology", "trackers"},
+    "swarm": {"engines", "faults", "peer", "records", "runs", "simulate", "spec", "topology", "wire"},
+    "watch": {"records", "report", "studies"},
+    "bench": {"data", "engines", "models", "peer", "round", "runs", "simulate", "spec", "swarm", "topology", "wire"},
+    "cli": {
+        "algorithms",
+        "bench",
+        "data",
+        "distributed",
+        "models",
+        "network",
+        "peer",
+        "rates",
+        "report",
+        "runs",
+        "spec",
+        "studies",
+        "swarm",
+        "topology",
+        "watch",
+        "wire",
+    },
+}
+
+
+def packages_of(path: Path) -> str:
+    """The package of a module; a module at the top is one of its own."""
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    """The packages that a module imports anywhere: at its top, in a function or for type checking."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("feda2l.")}
+    return found
+
+
+def edges() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    known = {packages_of(path) for path in ROOT.rglob("*.py")}
+    for path in ROOT.rglob("*.py"):
+        package = packages_of(path)
+        found.setdefault(package, set()).update(imported(path) & known - {package, "__init__"})
+    return {package: targets for package, targets in found.items() if package not in ("__init__", "__main__")}
+
+
+def test_every_import_between_packages_is_in_the_table():
+    for package, targets in edges().items():
+        allowed = FOUNDATION if package in FOUNDATION else FOUNDATION | ALLOWED[package]
+        assert targets <= allowed, f"feda2l.{package} must not import {sorted(targets - allowed)}"
+
+
+def test_the_table_holds_no_edge_that_nobody_needs():
+    found = edges()
+    assert {package: sorted(allowed - found[package]) for package, allowed in ALLOWED.items()} == dict.fromkeys(
+        ALLOWED, []
+    )
+
+
+def test_imports_form_no_cycle():
+    tuple(TopologicalSorter(edges()).static_order())
