@@ -11,8 +11,9 @@ from torch import Tensor
 from feda2l.distributed.ranks import Ranks
 from feda2l.distributed.sharded import Sharded, in_order
 from feda2l.engines.engine import Engine, Score, ScoreJob, TrainJob
+from feda2l.simulate.make_record import Scores, accuracy_by_class, make_record, put_scores
 from feda2l.simulate.simulation import Simulation
-from feda2l.simulate.simulator import Scores, Simulator, accuracy_by_class, make_record, put_scores
+from feda2l.simulate.simulator import Simulator
 
 
 class _Part(NamedTuple):

@@ -1,1 +1,1 @@
-"""What a run leaves on disk: the record of a round, the run folder, its locks and its curves. Nothing is trained here."""
+"""What a run leaves on disk: the record of a round, the run folder, locks and curves. Nothing is trained here."""

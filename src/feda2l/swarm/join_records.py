@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feda2l.records.run_folder import LAYER_COLUMNS, SCORES, RunFolder
-from feda2l.simulate.simulator import add_scores, mean
+from feda2l.simulate.make_record import add_scores, mean
 
 Records = list[dict[str, Any] | None]
 """A node's rounds 1, 2, ...; None for one that went by without it."""
