@@ -32,7 +32,7 @@ nitpicky = True
 # what docstrings and signatures name of other libraries: their pages are not at hand offline
 nitpick_ignore_regex = [
     ("py:.*", r"(?!feda2l).*"),
-    ("py:class", r"feda2l\.experiment\.(spec\.\w+Spec|study_folder\.Job)"),
+    ("py:class", r"feda2l\.(spec\.spec\.\w+Spec|studies\.study_folder\.Job)"),
 ]
 
 myst_heading_anchors = 4

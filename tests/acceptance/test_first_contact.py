@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from feda2l import doctor, explain
+from feda2l.cli import doctor, explain
 from feda2l.errors import Busy, FedA2LError
 from feda2l.spec.commented_spec import commented_spec
 from feda2l.spec.schema_base import Section, section_of

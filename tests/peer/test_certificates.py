@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from feda2l.cli import network as commands
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.peer import certificates, commands
+from feda2l.wire import certificates
 from feda2l.wire.certificates import Authority, Identity, describe, issue, make_authority
 from feda2l.wire.refused import Refused
 

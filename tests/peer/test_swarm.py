@@ -17,7 +17,7 @@ import tomli_w
 from folders import demand_same, demand_same_state
 
 import feda2l
-from feda2l import cli
+from feda2l.cli.main import main
 from feda2l.errors import FedA2LError
 from feda2l.runs.evaluate import evaluate
 from feda2l.simulate.checkpoint import read_checkpoint
@@ -338,7 +338,7 @@ def test_a_folder_that_is_not_its_own(tmp_path):
 def test_the_command_line_says_what_is_wrong(tmp_path, words, problem, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["feda2l", "swarm", "--out", str(tmp_path / "out"), *words])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     assert ended.value.code == 2
     assert problem in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
