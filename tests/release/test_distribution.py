@@ -51,7 +51,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(dist: dict[str, Pa
     }
     found = {name for name in wheel_files(dist) if ".dist-info/" not in name}
     assert found == package | {EXPLAINED}
-    assert {"feda2l/py.typed", "feda2l/studies/digits-rules.toml", "feda2l/report/page_parts/page.html"} <= found
+    assert {"feda2l/py.typed", "feda2l/studies/shipped/digits-rules.toml", "feda2l/report/page_parts/page.html"} <= found
     assert any(name.startswith("feda2l/report/paper/") and name.endswith(".csv") for name in found)
 
 
