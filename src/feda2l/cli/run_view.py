@@ -1,5 +1,6 @@
 """What a terminal shows of one run: who holds what, what it came to, the scores of its models."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.table import Table
 
 from feda2l.data.partition import table as count_samples
 from feda2l.errors import FedA2LError
+from feda2l.records.round_record import MEAN_MODEL, Evaluation, node_scores
 from feda2l.report.plots import plot_partition
 from feda2l.report.tables import partition_table
 from feda2l.runs.assign_samples import partition_of
@@ -71,10 +73,10 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
     return "\n".join(lines)
 
 
-def scores_table(scores: dict[str, Any], node: int | None) -> Table:
+def scores_table(scores: Evaluation, node: int | None) -> Table:
     """The scores of every model, or of one node's."""
-    columns = [name for name in ("accuracy", "mse", "mae", "test_loss") if name in scores["nodes"]]
-    count = len(scores["nodes"]["test_loss"])
+    columns = node_scores(scores["nodes"])
+    count = len(columns["test_loss"])
     if node is not None and not 0 <= node < count:
         raise FedA2LError(f"--node {node}: the run has nodes 0 to {count - 1}")
     table = Table(title=f"after round {scores['round']}")
@@ -82,16 +84,14 @@ def scores_table(scores: dict[str, Any], node: int | None) -> Table:
     for column in columns:
         table.add_column(column.removeprefix("test_"), justify="right")
 
-    def add(model: str, values: list[float | None], style: str | None = None) -> None:
+    def add(model: str, values: Iterable[float | None], style: str | None = None) -> None:
         # a node that is away, or has no sample to be scored on, has no score
         table.add_row(model, *("-" if value is None else f"{value:.4f}" for value in values), style=style)
 
-    for number in range(count):
-        if node in (None, number):
-            add(f"node {number}", [scores["nodes"][column][number] for column in columns])
+    for number in range(count) if node is None else [node]:
+        add(f"node {number}", [values[number] for values in columns.values()])
     if node is None:
         add("mean of nodes", [scores[column] for column in columns], style="bold")
-        means = [f"mean_model_{column.removeprefix('test_')}" for column in columns]
-        if means[0] in scores:
-            add("mean model", [scores[name] for name in means])
+        if means := [scores[name] for name in MEAN_MODEL if name in scores]:
+            add("mean model", means)
     return table

@@ -1,6 +1,7 @@
 """What a run came to, from its records: `summary.json`."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from feda2l.data.series import Series, naive_errors
 from feda2l.runs.assemble import Assembled
 from feda2l.records.curve_metrics import best_value, rounds_to_grid, rounds_to_target
+from feda2l.records.round_record import Metric
+from feda2l.records.round_timings import PARTS, TRAINING, total_seconds
 from feda2l.records.run_folder import RunFolder
 from feda2l.simulate.faulty import PartialSimulation
 
@@ -28,12 +31,12 @@ def write_summary(
 def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, Any]:
     """What a run came to, from its records."""
     spec, simulation = assembled.spec, assembled.simulation
-    records, timings = folder.read(), folder.read(folder.timings)
-    metric = "accuracy" if simulation.member.classes is not None else "mse"
+    records, timings = folder.read(), folder.read_timings()
+    metric: Metric = "accuracy" if simulation.member.classes is not None else "mse"
     curve, falls, smoothing = [record.get(metric) for record in records], metric == "mse", spec.evaluation.smoothing
-    last: dict[str, Any] = next((record for record in reversed(records) if record.get(metric) is not None), {})
-    parts = ("train", "mix", "adapt", "evaluate")
-    seconds = {part: sum(timing.get(part, 0.0) for timing in timings) for part in parts}
+    evaluated = [record for record in records if record.get(metric) is not None]
+    last: Mapping[str, object] = evaluated[-1] if evaluated else {}
+    seconds = {part: sum(timing.get(part, 0.0) for timing in timings) for part in PARTS}
     summary: dict[str, Any] = {
         "name": spec.name,
         "status": "finished" if simulation.diverged is None else "diverged",
@@ -81,8 +84,8 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, A
         # packed runs share the machine: their seconds are not their own
         if reached and pack == 1 and all(timing.get("pack") == 1 for timing in timings):
             until = timings[:reached]
-            summary["target"]["seconds"] = sum(t.get(part, 0.0) for t in until for part in parts[:3])
-            summary["target"]["seconds_with_evaluation"] = sum(t.get(part, 0.0) for t in until for part in parts)
+            summary["target"]["seconds"] = sum(total_seconds(timing, TRAINING) for timing in until)
+            summary["target"]["seconds_with_evaluation"] = sum(total_seconds(timing) for timing in until)
     return summary
 
 

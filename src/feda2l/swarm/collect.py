@@ -10,7 +10,8 @@ from torch import Tensor
 from feda2l.engines.engine import Engine
 from feda2l.errors import RunFailed
 from feda2l.faults.plan import FaultPlan
-from feda2l.records.run_folder import MEAN_MODEL, RunFolder
+from feda2l.records.round_record import MEAN_MODEL, RoundRecord, update_scores
+from feda2l.records.run_folder import RunFolder
 from feda2l.runs.assemble import Assembled, Shape, assemble, populate
 from feda2l.runs.datasets import Loaded, load_data
 from feda2l.runs.device import find_device
@@ -107,7 +108,7 @@ def _write_rounds(
 ) -> list[float | None] | None:
     """All rounds, and what the last one's models come to together; the accuracy by class of these."""
     simulation = assembled.simulation
-    timings = [state.read(state.timings) for state in states]
+    timings = [state.read_timings() for state in states]
     mail = Mail(states, records, graph) if assembled.faults else None
     scores = Simulator(engine, [simulation]).evaluate(simulation)
     for path in (folder.rounds, folder.timings):
@@ -124,11 +125,10 @@ def _write_rounds(
             disagreement = simulation.disagreement()
             record["disagreement"] = float(disagreement.sum())
             layers = record["layers"]
-            record["layers"] = {"name": layers["name"], "disagreement": disagreement.tolist()} | layers
-            record |= {name: value for name, value in scores.items() if name in MEAN_MODEL}
-        folder.append(record, join_timings(round, [each[round - 1] for each in timings if len(each) >= round]))
-    by_class: list[float | None] | None = scores.get("class_accuracy")
-    return by_class
+            record["layers"] = {"name": layers["name"], "disagreement": disagreement.tolist(), **layers}
+            update_scores(record, {name: scores[name] for name in MEAN_MODEL if name in scores})
+        folder.append(record, join_timings(round, timings))
+    return scores.get("class_accuracy")
 
 
 class Mail:
@@ -138,7 +138,7 @@ class Mail:
         self.records, self.near = records, graph.period[0]
         self.refused = [refusals(state.path) for state in states]
 
-    def add(self, round: int, record: dict[str, Any], size: int) -> None:
+    def add(self, round: int, record: RoundRecord, size: int) -> None:
         """Put a round's mail into its record: messages heard and refused, and what arrived as what was sent."""
         own = [each[round - 1] for each in self.records]
         nodes = range(len(own))
@@ -146,9 +146,8 @@ class Mail:
         arrived = [
             sum(j in (r["heard"] if r else ()) or refused[i].get(j, 0) > 0 for i, r in enumerate(own)) for j in nodes
         ]
-        record["nodes"] |= {
-            "bytes_sent": [size * count for count in arrived],
-            "heard": [r and len(r["heard"]) for r in own],
-            "rejected": [r and sum(refused[i].values()) for i, r in enumerate(own)],
-        }
-        record["bytes_sent"] = sum(record["nodes"]["bytes_sent"])
+        nodes_ = record["nodes"]
+        nodes_["bytes_sent"] = [size * count for count in arrived]
+        nodes_["heard"] = [r and len(r["heard"]) for r in own]
+        nodes_["rejected"] = [r and sum(refused[i].values()) for i, r in enumerate(own)]
+        record["bytes_sent"] = sum(nodes_["bytes_sent"])

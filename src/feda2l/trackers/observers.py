@@ -126,7 +126,7 @@ class Observer:
         self.followed[folder] = tracker, run
         self._keep(folder, run.memory)
         if run.memory.get("round", 0) < round:
-            for record, timing in zip(folder.read()[:round], folder.read(folder.timings), strict=False):
+            for record, timing in zip(folder.read()[:round], folder.read_timings(), strict=False):
                 self.round(folder, timed(record, timing))
 
     def round(self, folder: "RunFolder", record: Mapping[str, Any]) -> None:

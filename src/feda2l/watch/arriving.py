@@ -3,18 +3,19 @@
 import json
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feda2l.records.growing_file import Tail
+from feda2l.records.round_record import METRICS, LayerColumn, Metric, RoundRecord, from_line
+from feda2l.records.round_timings import RoundTimings, total_seconds
 from feda2l.records.run_folder import RunFolder
 
-SIGNALS = ("rate", "sigma", "zeta")
+SIGNALS: tuple[LayerColumn, ...] = ("rate", "sigma", "zeta")
 CELLS = 2000  # nodes x layers of a round that are kept for the heat maps
 PACE = 10  # rounds over which the time of one is averaged
-PARTS = ("train", "mix", "adapt", "evaluate")
 Signals = NDArray[np.float32]
 
 
@@ -22,7 +23,7 @@ class Rounds:
     """Columns over rounds: entry r is round r + 1, NaN where nothing was measured."""
 
     def __init__(self) -> None:
-        self.metric = ""
+        self.metric: Metric | Literal[""] = ""
         self.score: list[float] = []
         self.loss: list[float] = []
         self.distance: list[float] = []
@@ -36,11 +37,11 @@ class Rounds:
     def __len__(self) -> int:
         return len(self.score)
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: RoundRecord) -> None:
         nodes, layers = record["nodes"], record["layers"]
-        metric = next((name for name in ("accuracy", "mse") if name in nodes), "")
+        metric = next((name for name in METRICS if name in nodes), None)
         self.metric = metric or self.metric
-        self.score.append(_number(record.get(metric)))
+        self.score.append(_number(record.get(metric) if metric else None))
         self.loss.append(_number(record["train_loss"]))
         self.distance.append(_number(record.get("disagreement")))
         self.sent.append(_number(record.get("bytes_sent")))
@@ -73,8 +74,8 @@ class Arriving:
         """Take in what is new; is there anything?"""
         for line in self._timings.read():
             try:
-                timing = json.loads(line)
-                self._seconds.append(sum(timing.get(part, 0.0) for part in PARTS))
+                timing: RoundTimings = json.loads(line)
+                self._seconds.append(total_seconds(timing))
             except (ValueError, AttributeError, TypeError):
                 continue  # torn by a kill
         changed = False
@@ -90,7 +91,7 @@ class Arriving:
             if self.damage:
                 return
             try:
-                record = json.loads(line)
+                record = from_line(line)
                 if record["round"] != len(self.rounds) + 1:
                     raise ValueError(f"it says round {record['round']}")
                 self.rounds.add(record)
