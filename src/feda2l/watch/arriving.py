@@ -106,22 +106,37 @@ def joined(nodes: Sequence[Rounds]) -> Rounds:
     whole.metric = next((own.metric for own in nodes if own.metric), "")
     whole.layers = next((own.layers for own in nodes if own.layers), [])
     whole.nodes = [own.nodes[0] if own.nodes else float("nan") for own in nodes]
-    length = max(map(len, nodes), default=0)
-    for name, total in (("score", False), ("loss", False), ("sent", True)):
-        table = np.full((len(nodes), length), np.nan)
-        for row, own in zip(table, nodes, strict=True):
-            row[: len(own)] = getattr(own, name)
-        there = np.isfinite(table)
-        sums, counts = np.where(there, table, 0.0).sum(0), there.sum(0)
-        means = sums if total else np.divide(sums, counts, out=np.full(length, np.nan), where=counts > 0)
-        setattr(whole, name, means.tolist())
-    whole.distance = [float("nan")] * length  # it takes all models to know that
-    away = np.full((len(SIGNALS), 1, len(whole.layers)), np.nan, dtype=np.float32)
-    shown = nodes[: max(1, CELLS // max(1, len(whole.layers)))]
-    whole.signals = [
-        np.concatenate([own.signals[at] if at < len(own) else away for own in shown], axis=1) for at in range(length)
-    ]
+    whole.score = _mean([own.score for own in nodes])
+    whole.loss = _mean([own.loss for own in nodes])
+    whole.sent = np.nansum(_table([own.sent for own in nodes]), axis=0).tolist()
+    whole.distance = [float("nan")] * len(whole.score)  # it needs all models
+    whole.signals = _joined_signals(nodes, len(whole.layers), len(whole.score))
     return whole
+
+
+def _table(columns: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """One row per node and one column per round, NaN after a node's last round and for what is not finite."""
+    table = np.full((len(columns), max(map(len, columns), default=0)), np.nan)
+    for row, column in zip(table, columns, strict=True):
+        row[: len(column)] = column
+    return np.where(np.isfinite(table), table, np.nan)
+
+
+def _mean(columns: Sequence[Sequence[float]]) -> list[float]:
+    """The mean over nodes of each round; NaN where no node has a value."""
+    table = _table(columns)
+    counts = np.isfinite(table).sum(axis=0)
+    means = np.divide(np.nansum(table, axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
+    found: list[float] = means.tolist()
+    return found
+
+
+def _joined_signals(nodes: Sequence[Rounds], layers: int, rounds: int) -> list[Signals]:
+    away = np.full((len(SIGNALS), 1, layers), np.nan, dtype=np.float32)
+    shown = nodes[: max(1, CELLS // max(1, layers))]
+    return [
+        np.concatenate([own.signals[at] if at < len(own) else away for own in shown], axis=1) for at in range(rounds)
+    ]
 
 
 def _number(value: float | None) -> float:

@@ -1,7 +1,6 @@
 """The heat maps of a run that is going on, as the report packs them."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from feda2l.report.page_data import BINS, packed
 from feda2l.watch.arriving import SIGNALS, Rounds
 
 
-def heat_of_rounds(rounds: Rounds) -> dict[str, Any] | str:
+def heat_of_rounds(rounds: Rounds) -> dict[str, object] | str:
     """Rate, sigma and zeta as [nodes, layers, bins of rounds], or why not."""
     if not rounds.signals:
         return "no round is done yet"
