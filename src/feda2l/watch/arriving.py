@@ -32,7 +32,7 @@ class Rounds:
         self.heard: int | None = None  # by a node of a network, in its last round
         self.count = 0  # of nodes
         self.layers: list[str] = []
-        self.signals: list[Signals] = []  # [signal, node, layer] of every round
+        self.signals: list[Signals | None] = []  # [signal, node, layer] of every round; None for one that a peer missed
 
     def __len__(self) -> int:
         return len(self.score)
@@ -48,10 +48,18 @@ class Rounds:
         if metric:
             self.nodes = [_number(value) for value in nodes[metric]]
         self.heard = len(record["heard"]) if "heard" in record else None
-        self.count, self.layers = len(nodes["train_loss"]), layers["name"]
-        kept = max(1, CELLS // max(1, len(self.layers)))
+        self.count, self.layers = len(nodes["train_loss"]), layers["name"] or self.layers
+        if not layers["name"]:
+            self.signals.append(None)
+            return
+        kept = max(1, CELLS // len(self.layers))
         rows = [layers.get(name) or [[None] * len(self.layers)] * self.count for name in SIGNALS]
         self.signals.append(np.array([own[:kept] for own in rows], dtype=np.float32))
+
+    def signals_at(self, round: int, layers: int) -> Signals:
+        """The signals of a round, counted from 0; NaN where a peer missed it or has not reached it."""
+        found = self.signals[round] if round < len(self) else None
+        return np.full((len(SIGNALS), 1, layers), np.nan, dtype=np.float32) if found is None else found
 
 
 class Arriving:
@@ -131,12 +139,9 @@ def _mean(columns: Sequence[Sequence[float]]) -> list[float]:
     return found
 
 
-def _joined_signals(nodes: Sequence[Rounds], layers: int, rounds: int) -> list[Signals]:
-    away = np.full((len(SIGNALS), 1, layers), np.nan, dtype=np.float32)
+def _joined_signals(nodes: Sequence[Rounds], layers: int, rounds: int) -> list[Signals | None]:
     shown = nodes[: max(1, CELLS // max(1, layers))]
-    return [
-        np.concatenate([own.signals[at] if at < len(own) else away for own in shown], axis=1) for at in range(rounds)
-    ]
+    return [np.concatenate([own.signals_at(at, layers) for own in shown], axis=1) for at in range(rounds)]
 
 
 def _number(value: float | None) -> float:
