@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from feda2l.records.run_folder import MEAN_MODEL, RunFolder
+from feda2l.records.round_record import MEAN_MODEL, RoundRecord
+from feda2l.records.run_folder import RunFolder
 from feda2l.simulate.checkpoint import read_checkpoint
 
 
@@ -21,7 +22,7 @@ def demand_same(collected: Path, simulated: Path) -> None:
     for record, other in zip(records[:-1], wanted[:-1], strict=True):
         assert record["disagreement"] is None
         assert _known(record) == _known(other)
-    assert [timing["round"] for timing in ours.read(ours.timings)] == list(range(1, len(records) + 1))
+    assert [timing["round"] for timing in ours.read_timings()] == list(range(1, len(records) + 1))
     assert ours.rounds_table.exists()
     assert ours.layers_table.exists()
 
@@ -34,6 +35,6 @@ def demand_same_state(collected: Path, simulated: Path) -> None:
         torch.testing.assert_close(values, other[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
-def _known(record: dict[str, Any]) -> dict[str, Any]:
+def _known(record: RoundRecord) -> dict[str, Any]:
     known = {key: value for key, value in record.items() if key not in ("disagreement", *MEAN_MODEL)}
     return known | {"layers": {key: value for key, value in record["layers"].items() if key != "disagreement"}}

@@ -39,7 +39,7 @@ def resumed(out: Path, tracker: str) -> feda2l.Run:
 
 def expected(run: feda2l.Run) -> list[dict[str, float]]:
     """The figures of every round from the run's own records."""
-    timings = run.folder.read(run.folder.timings)
+    timings = run.folder.read_timings()
     parts = ("train", "mix", "adapt", "evaluate")
     seconds = [sum(timing.get(part, 0) for part in parts) for timing in timings]
     return [figures(record | {"seconds": own}) for record, own in zip(run.folder.read(), seconds, strict=True)]

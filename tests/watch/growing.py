@@ -5,6 +5,8 @@ from typing import Any
 
 import tomli_w
 
+from feda2l.records.round_record import RoundRecord
+from feda2l.records.round_timings import round_timings
 from feda2l.records.run_folder import RunFolder
 
 NODES = 3
@@ -32,7 +34,7 @@ def begin(path: Path, rounds: int = 100, **more: Any) -> RunFolder:
     return folder
 
 
-def record(round: int, score: float, nodes: int = NODES, **more: Any) -> dict[str, Any]:
+def record(round: int, score: float, nodes: int = NODES, **more: Any) -> RoundRecord:
     """Every node's score is `score`; its rate 0.01 / round, its sigma its number, its zeta half."""
     return {
         "round": round,
@@ -55,7 +57,7 @@ def record(round: int, score: float, nodes: int = NODES, **more: Any) -> dict[st
 def grow(folder: RunFolder, rounds: range, *, add: float = 0.0, seconds: float = 2.0) -> None:
     """Rounds whose score is a hundredth of their number, plus `add`."""
     for round in rounds:
-        timing = {"round": round, "train": seconds / 2, "mix": seconds / 2, "pack": 1}
+        timing = round_timings(round, {"train": seconds / 2, "mix": seconds / 2}, pack=1)
         folder.append(record(round, round / 100 + add), timing)
 
 

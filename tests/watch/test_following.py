@@ -12,6 +12,7 @@ import pytest
 from growing import begin, cut_back, end, grow, record, spec
 
 from feda2l.records.folder_locks import held_locks, is_held
+from feda2l.records.round_record import missed_round
 from feda2l.records.run_folder import RunFolder
 from feda2l.report.page_data import BINS, POINTS
 from feda2l.watch import arriving
@@ -202,6 +203,26 @@ def test_a_swarm_is_shown_node_by_node_and_as_one_run(follower: Follower, tmp_pa
         folder.close()
     run = told(follower)["swarm"]
     assert (run["state"], [node["state"] for node in run["swarm"]]) == ("stopped", ["stopped", "stopped", "waiting"])
+
+
+@pytest.mark.parametrize("missed", [1, 2, 3])
+def test_a_round_that_a_peer_missed_is_a_gap(missed: int, tmp_path: Path) -> None:
+    nodes = []
+    for number in range(2):
+        rounds = arriving.Rounds()
+        for round in range(1, 4):
+            gone = number == 0 and round == missed
+            rounds.add(missed_round(round) if gone else record(round, number / 2, nodes=1, heard=[1 - number]))
+        nodes.append(rounds)
+    assert [math.isnan(score) for score in nodes[0].score] == [round == missed for round in (1, 2, 3)]
+    whole = arriving.joined(nodes)
+    assert whole.score == [0.5 if round == missed else 0.25 for round in (1, 2, 3)]
+    assert np.isnan(whole.signals[missed - 1][:, 0]).all()
+    assert not np.isnan(whole.signals[missed - 1][:, 1]).any()
+    for rounds, count in ((nodes[0], 1), (whole, 2)):
+        heat = heat_of_rounds(rounds)
+        assert isinstance(heat, dict)
+        assert (heat["layers"], heat["nodes"], heat["bins"]) == (["a", "b"], count, 3)
 
 
 def test_a_folder_that_is_removed_goes_from_the_page(follower: Follower, tmp_path: Path) -> None:

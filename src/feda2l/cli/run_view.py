@@ -1,5 +1,6 @@
-"""What a terminal shows of one run: who holds what, what it came to, the scores of its models."""
+"""What a terminal shows of one run: who holds what, its outcome, the scores of its models."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.table import Table
 
 from feda2l.data.partition import table as count_samples
 from feda2l.errors import FedA2LError
+from feda2l.records.round_record import MEAN_MODEL, Evaluation, node_scores
 from feda2l.report.plots import plot_partition
 from feda2l.report.tables import partition_table
 from feda2l.runs.assign_samples import partition_of
@@ -35,46 +37,54 @@ def show_partition(spec: Spec, data: Path | None, out: Path | None) -> None:
     print(f"figure: {path}")
 
 
-def summary_text(summary: dict[str, Any], path: Path) -> str:
-    """What a run came to, in a few lines."""
+def summary_text(summary: Mapping[str, Any], path: Path) -> str:
+    """The outcome of a run, in a few lines."""
     metric, final = summary["metric"], summary["final"]
     values = summary[metric]
-    lines = [
+    first = (
         f"{summary['name']}: {summary['rounds']} rounds, {metric} {values['final']:.4f} "
         f"(nodes: std {final[f'{metric}_std']:.4f}, worst {final[f'{metric}_worst']:.4f}), "
         f"best {values['best']:.4f} in round {values['best_round']}"
-    ]
+    )
+    if "naive" in summary:
+        first += f"; mae {final['mae']:.4f}"
+    parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in summary["seconds"].items())
+    last = [f"seconds: {parts}; sent {summary['bytes_sent'] / 1e6:,.1f} MB", f"records: {path}"]
+    return "\n".join([first, *_conditions(summary), *_target(summary), *last])
+
+
+def _conditions(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What only some runs have: naive forecasts, a search, faults, partial participation, a simulated network."""
     if "naive" in summary:
         naive = ", ".join(f"{name} {errors['mse']:.4f}" for name, errors in summary["naive"].items())
-        lines[0] += f"; mae {final['mae']:.4f}"
-        lines.append(f"naive forecasts, mse: {naive}")
+        yield f"naive forecasts, mse: {naive}"
     if "search" in summary:
         rates, cost = summary["search"]["rates"], summary["search"]["rounds"]
-        lines.append(f"base rates found: {min(rates):.3g} to {max(rates):.3g}, at the cost of {cost:.0f} rounds")
+        yield f"base rates found: {min(rates):.3g} to {max(rates):.3g}, at the cost of {cost:.0f} rounds"
     if faults := summary.get("faults"):
-        lines.append(
+        yield (
             f"faults: {faults['missed']} rounds of nodes missed, {faults['alone']} spent alone, "
             f"{faults['rejected']} messages refused"
         )
     if partly := summary.get("participation"):
-        lines.append(f"participation: {partly['missed']} rounds of nodes rested, {partly['alone']} spent alone")
+        yield f"participation: {partly['missed']} rounds of nodes rested, {partly['alone']} spent alone"
     if (simulated := summary.get("simulated_seconds")) is not None:
         each = simulated / max(summary["rounds"], 1)
-        lines.append(f"simulated time on this network: {simulated:,.1f} s, {each:.3g} s a round")
-    if (target := summary.get("target")) and target["round"]:
+        yield f"simulated time on this network: {simulated:,.1f} s, {each:.3g} s a round"
+
+
+def _target(summary: Mapping[str, Any]) -> Iterator[str]:
+    target = summary.get("target")
+    if target and target["round"]:
         time = f" after {target['seconds']:.1f} s" if "seconds" in target else ""
         time += f" ({target['simulated_seconds']:,.1f} simulated s)" if "simulated_seconds" in target else ""
-        lines.append(f"target {target[metric]:g} reached in round {target['round']}{time}")
-    seconds = summary["seconds"]
-    parts = ", ".join(f"{part} {seconds[part]:.1f}" for part in seconds)
-    lines += [f"seconds: {parts}; sent {summary['bytes_sent'] / 1e6:,.1f} MB", f"records: {path}"]
-    return "\n".join(lines)
+        yield f"target {target[summary['metric']]:g} reached in round {target['round']}{time}"
 
 
-def scores_table(scores: dict[str, Any], node: int | None) -> Table:
+def scores_table(scores: Evaluation, node: int | None) -> Table:
     """The scores of every model, or of one node's."""
-    columns = [name for name in ("accuracy", "mse", "mae", "test_loss") if name in scores["nodes"]]
-    count = len(scores["nodes"]["test_loss"])
+    columns = node_scores(scores["nodes"])
+    count = len(columns["test_loss"])
     if node is not None and not 0 <= node < count:
         raise FedA2LError(f"--node {node}: the run has nodes 0 to {count - 1}")
     table = Table(title=f"after round {scores['round']}")
@@ -82,16 +92,14 @@ def scores_table(scores: dict[str, Any], node: int | None) -> Table:
     for column in columns:
         table.add_column(column.removeprefix("test_"), justify="right")
 
-    def add(model: str, values: list[float | None], style: str | None = None) -> None:
+    def add(model: str, values: Iterable[float | None], style: str | None = None) -> None:
         # a node that is away, or has no sample to be scored on, has no score
         table.add_row(model, *("-" if value is None else f"{value:.4f}" for value in values), style=style)
 
-    for number in range(count):
-        if node in (None, number):
-            add(f"node {number}", [scores["nodes"][column][number] for column in columns])
+    for number in range(count) if node is None else [node]:
+        add(f"node {number}", [values[number] for values in columns.values()])
     if node is None:
         add("mean of nodes", [scores[column] for column in columns], style="bold")
-        means = [f"mean_model_{column.removeprefix('test_')}" for column in columns]
-        if means[0] in scores:
-            add("mean model", [scores[name] for name in means])
+        if means := [scores[name] for name in MEAN_MODEL if name in scores]:
+            add("mean model", means)
     return table

@@ -1,9 +1,9 @@
 """The simulator's round at every rank, and the record of all nodes at the one that leads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from feda2l.distributed.ranks import Ranks
 from feda2l.distributed.sharded import Sharded, in_order
 from feda2l.engines.engine import Engine, Score, ScoreJob, TrainJob
+from feda2l.records.round_record import Evaluation, LayerRows, RoundRecord, missed_round
 from feda2l.simulate.make_record import Scores, accuracy_by_class, make_record, put_scores
 from feda2l.simulate.simulation import Simulation
 from feda2l.simulate.simulator import Simulator
@@ -20,7 +21,7 @@ class _Part(NamedTuple):
     """What a rank knows of a round."""
 
     losses: list[float]
-    layers: dict[str, list[Any]]
+    layers: Mapping[str, LayerRows]
     distances: Tensor
     multipliers: tuple[float, float, float]  # least, largest, largest change
 
@@ -28,7 +29,7 @@ class _Part(NamedTuple):
 class ShardedSimulator(Simulator):
     """Records, as the leader makes them, are those of one process: the same functions over the same values.
 
-    At the other ranks a record holds nothing but its round.
+    At the other ranks a record is empty but for its round.
     """
 
     def __init__(self, engine: Engine, simulations: Sequence[Simulation], ranks: Ranks) -> None:
@@ -38,7 +39,7 @@ class ShardedSimulator(Simulator):
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         return self.ranks.together(lambda: self.engine.train(jobs))
 
-    def record(self, simulation: Simulation, losses: list[float], layers: dict[str, Any]) -> dict[str, Any]:
+    def record(self, simulation: Simulation, losses: list[float], layers: Mapping[str, LayerRows]) -> RoundRecord:
         assert isinstance(simulation, Sharded)
         own = _Part(
             losses, layers, simulation.distances(), (*simulation.multiplier_range, simulation.multiplier_change)
@@ -46,7 +47,7 @@ class ShardedSimulator(Simulator):
         parts, whole = self.ranks.gather(own), simulation.whole
         whole.round = simulation.round
         if parts is None:
-            return {"round": simulation.round}
+            return missed_round(simulation.round)
         placement = simulation.placement
         least, largest, change = zip(*(part.multipliers for part in parts), strict=True)
         whole.multiplier_range, whole.multiplier_change = (min(least), max(largest)), max(change)
@@ -86,7 +87,7 @@ class ShardedSimulator(Simulator):
             found[number] = scores
         return found
 
-    def add_scores(self, simulation: Simulation, record: dict[str, Any], scores: Scores) -> None:
+    def add_scores(self, simulation: Simulation, record: RoundRecord | Evaluation, scores: Scores) -> None:
         assert isinstance(simulation, Sharded)
         if scores:
             put_scores(simulation.whole, record, scores)

@@ -17,11 +17,12 @@ from feda2l.peer.connect import connect, credentials, reconnect
 from feda2l.peer.courier import Courier, Facts
 from feda2l.peer.log import FILE, NodeLog
 from feda2l.peer.meddler import PlannedFaults
-from feda2l.peer.missed import missed_round
 from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.peer import Peer
 from feda2l.peer.search import search
+from feda2l.records.round_record import METRICS, RoundRecord, missed_round
+from feda2l.records.round_timings import round_timings
 from feda2l.records.run_folder import RunFolder
 from feda2l.runs.assemble import Assembled, Place, assemble, populate
 from feda2l.runs.datasets import Loaded, load_data
@@ -215,13 +216,13 @@ class Node:
         self.alone += not peer.heard
         self.sent += record["bytes_sent"]
         for round in range(recorded + 1, peer.round):
-            self.folder.append(missed_round(round), {"round": round, "pack": 1})
+            self.folder.append(missed_round(round), round_timings(round, {}, pack=1))
         if peer.round > recorded:
             record |= {"heard": list(peer.heard), "disagreement": None}  # it takes all models to know that
             record["layers"].pop("disagreement")
-            self.folder.append(record, {"round": peer.round, **done.seconds, "pack": 1})
+            self.folder.append(record, round_timings(peer.round, done.seconds, pack=1))
         self.log.round = peer.round
-        scores = {key: record[key] for key in ("accuracy", "mse") if key in record}
+        scores = {key: record[key] for key in METRICS if key in record}
         self.log.info(
             "rejoined" if peer.jumped else "round",
             **{"loss": round_off(record["train_loss"])},
@@ -292,8 +293,9 @@ class Node:
         if quarantined:
             self.log.warning("quarantined", neighbour=neighbour.name, rounds=neighbour.limits.quarantine_rounds)
 
-    def _status(self, phase: Any, record: dict[str, Any] | None = None) -> None:
-        peer, courier, record = self.peer, self.courier, record or {}
+    def _status(self, phase: Any, record: RoundRecord | None = None) -> None:
+        peer, courier = self.peer, self.courier
+        figures: Mapping[str, Any] = record or {}
         names = [layer.name for layer in peer.layers]
         waited_for = [*courier.neighbours, *(courier.listeners if phase == "leaving" else ())]
         self.monitor.update(
@@ -302,7 +304,7 @@ class Node:
                 round=peer.round,
                 rounds=peer.rounds,
                 deadline=max((neighbour.patience for neighbour in waited_for), default=0.0),
-                **{key: record.get(key) for key in ("train_loss", "accuracy", "test_loss", "mse", "mae")},
+                **{key: figures.get(key) for key in ("train_loss", "accuracy", "test_loss", "mse", "mae")},
                 rates=dict(zip(names, peer.rates.rates[0].tolist(), strict=True)),
                 multipliers=dict(zip(names, peer.rates.multiplier[0].tolist(), strict=True)),
                 bytes_sent=self.sent,

@@ -1,6 +1,5 @@
 """A control for the mean: decay only, times the mean multiplier that a FedA2L run had in the same round."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from feda2l.equations import Signals
 from feda2l.errors import FedA2LError
 from feda2l.rates.base import Setting
 from feda2l.rates.feda2l import FedA2LRates, FedA2LRule
+from feda2l.records.round_record import from_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def mean_multipliers(folder: str) -> list[float]:
     try:
         if not records.exists() and (table := Path(folder) / "layers.parquet").exists():
             return _from_table(table)
-        rounds = [json.loads(line) for line in records.read_text().splitlines()]
+        rounds = [from_line(line) for line in records.read_text().splitlines()]
         # a node that was away in a round has no multiplier in it
         there = [[row for row in round["layers"]["multiplier"] if None not in row] for round in rounds]
         return [float(torch.tensor(rows, dtype=torch.float64).mean()) for rows in there]

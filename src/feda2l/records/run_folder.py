@@ -2,31 +2,13 @@
 
 import fcntl
 import json
-import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from feda2l.errors import Busy, FedA2LError, RunFailed
-
-SCORES = ("accuracy", "mse", "mae", "test_loss")
-MAIL = ("heard", "rejected")  # messages of others, where some may be away
-ROUND_COLUMNS = (
-    "train_loss",
-    *SCORES,
-    *(f"local_{name}" for name in SCORES),
-    "bytes_sent",
-    "simulated_seconds",
-    *MAIL,
-)
-MULTIPLIERS = ("multiplier_min", "multiplier_max", "multiplier_change")
-MEAN_MODEL = ("mean_model_accuracy", "mean_model_mse", "mean_model_mae", "mean_model_loss")
-RUN_COLUMNS = (*MEAN_MODEL, "disagreement", *MULTIPLIERS)
-# of a round without evaluation
-UNSCORED = {"round", "train_loss", "disagreement", "bytes_sent", "simulated_seconds", *MULTIPLIERS, *MAIL}
-UNSCORED |= {"nodes", "layers"}
-LAYER_COLUMNS = ("rate", "multiplier", "sigma", "zeta")
+from feda2l.records.round_record import RoundRecord, from_line, layer_columns, round_columns, to_line, unscored
+from feda2l.records.round_timings import RoundTimings
 
 
 class RunFolder:
@@ -88,15 +70,15 @@ class RunFolder:
         except OSError as error:
             raise RunFailed(f"{path}: cannot be written: {error.strerror}", see="cannot-write") from error
 
-    def write_json(self, path: Path, facts: dict[str, Any]) -> None:
+    def write_json(self, path: Path, facts: Mapping[str, object]) -> None:
         self.write(path, (json.dumps(facts, indent=2) + "\n").encode())
 
-    def append(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
+    def append(self, record: RoundRecord, timing: RoundTimings) -> None:
         """Add a completed round."""
-        for path, line in ((self.rounds, record), (self.timings, timing)):
+        for path, line in ((self.rounds, to_line(record)), (self.timings, to_line(timing))):
             try:
                 with open(path, "a", encoding="utf-8") as file:
-                    file.write(_line(line))
+                    file.write(line)
             except OSError as error:
                 raise RunFailed(
                     f"{path}: round {record['round']} cannot be written: {error.strerror}", see="cannot-write"
@@ -131,14 +113,16 @@ class RunFolder:
             if kept != lines:
                 self.write(path, b"".join(kept))
 
-    def read(self, path: Path | None = None) -> list[dict[str, Any]]:
-        """The recorded rounds (or timings); a half-written last line is left out."""
-        path = path or self.rounds
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    def read(self) -> list[RoundRecord]:
+        """The records of all rounds; a half-written last line is left out."""
+        return [from_line(line) for line in _whole_lines(self.rounds)]
+
+    def read_timings(self) -> list[RoundTimings]:
+        """The timings of all rounds; a half-written last line is left out."""
+        return [json.loads(line) for line in _whole_lines(self.timings)]
 
     def write_tables(self) -> bool:
-        """`rounds.parquet` (a row a node and round) and `layers.parquet` (a row a node, layer and round).
+        """Write `rounds.parquet` (one row per node and round) and `layers.parquet` (one per node, layer and round).
 
         False where polars is not installed: the lines hold everything, and the tables can be made elsewhere.
         """
@@ -161,63 +145,14 @@ class RunFolder:
         return True
 
 
-def round_columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The records as columns, a row a node and round; what belongs to the whole run is repeated on each row.
-
-    A node that was away in a round has nulls in its own columns.
-    """
-    records = list(records)
-    columns: dict[str, list[Any]] = {name: [] for name in ("round", "node", *ROUND_COLUMNS, *RUN_COLUMNS)}
-    for record in records:
-        nodes = len(record["nodes"]["train_loss"])
-        columns["round"] += [record["round"]] * nodes
-        columns["node"] += range(nodes)
-        for name in ROUND_COLUMNS:
-            columns[name] += record["nodes"].get(name, [None] * nodes)
-        for name in RUN_COLUMNS:
-            columns[name] += [record.get(name)] * nodes
-    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
-
-
-def layer_columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The records as columns, a row a node, layer and round.
-
-    `rate` and `multiplier` are those the round trained with; `sigma` and `zeta` were measured in it.
-    """
-    columns: dict[str, list[Any]] = {name: [] for name in ("round", "node", "layer", *LAYER_COLUMNS)}
-    for record in records:
-        layers = record["layers"]
-        names = layers["name"]
-        nodes = len(layers["rate"])
-        columns["round"] += [record["round"]] * (nodes * len(names))
-        columns["node"] += [node for node in range(nodes) for _ in names]
-        columns["layer"] += names * nodes
-        for name in LAYER_COLUMNS:
-            columns[name] += [value for row in layers[name] for value in row]
-    return columns
-
-
-def _line(record: dict[str, Any]) -> str:
-    """A record as a line of JSON, which has no infinity and no NaN: a test loss that overflowed is null."""
-    try:
-        return json.dumps(record, allow_nan=False) + "\n"
-    except ValueError:
-        return json.dumps(_finite(record), allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file; a half-written last one is left out."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _unscored(line: bytes) -> bytes:
-    """A round's line as it is when the round is not evaluated."""
-    record = {key: value for key, value in json.loads(line).items() if key in UNSCORED}
-    record["nodes"] = {key: value for key, value in record["nodes"].items() if key in UNSCORED}
-    return _line(record).encode()
+    return to_line(unscored(from_line(line))).encode()
 
 
 def _check_numbers(path: Path, lines: list[bytes]) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from feda2l.records.run_folder import RunFolder, layer_columns, round_columns
+from feda2l.records.round_record import layer_columns, round_columns
+from feda2l.records.run_folder import RunFolder
 from feda2l.report.find_runs import FoundRun, Notes
 
 Floats = NDArray[np.float64]

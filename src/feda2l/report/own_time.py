@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import polars
 
+from feda2l.records.round_timings import PARTS, TRAINING
 from feda2l.report.curves import Floats
 from feda2l.report.evidence import read_evidence
 from feda2l.report.evidence_tables import table
 from feda2l.report.paper_numbers import paper_seconds
-from feda2l.report.run_figures import PARTS, Figures
+from feda2l.report.run_figures import Figures
 
 
 def own_seconds(figures: Figures) -> dict[str, Floats] | None:
@@ -20,7 +21,7 @@ def own_seconds(figures: Figures) -> dict[str, Floats] | None:
         lines = polars.read_ndjson(figures.run.folder.timings)
         if (lines["pack"] != 1).any():
             return None
-        there = [part for part in (*PARTS, "evaluate") if part in lines.columns]
+        there = [part for part in PARTS if part in lines.columns]
         return {part: lines[part].fill_null(0.0).to_numpy() for part in there}
     except (OSError, polars.exceptions.PolarsError):
         return None
@@ -31,7 +32,7 @@ def own_clock(figures: Figures) -> Floats | None:
     seconds = own_seconds(figures)
     if seconds is None:
         return None
-    clock: Floats = np.cumsum(np.sum([seconds[part] for part in PARTS if part in seconds], axis=0))
+    clock: Floats = np.cumsum(np.sum([seconds[part] for part in TRAINING if part in seconds], axis=0))
     return clock
 
 

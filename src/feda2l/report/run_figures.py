@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars
 
+from feda2l.records.round_timings import TRAINING
 from feda2l.report.curves import DECIMALS, Curve, Floats
 from feda2l.report.find_runs import FoundRun
 
 ERROR_GRID = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5)  # times the target
-PARTS = ("train", "mix", "adapt")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _seconds(run: FoundRun, reached: int) -> tuple[float | None, float | None]:
         if len(lines) < reached or (lines["pack"] != 1).any():
             return None, None
         until = lines.head(reached)
-        parts = [float(until[part].sum()) for part in PARTS if part in until.columns]
+        parts = [float(until[part].sum()) for part in TRAINING if part in until.columns]
         return sum(parts), sum(parts) + (float(until["evaluate"].sum()) if "evaluate" in until.columns else 0.0)
     except (OSError, polars.exceptions.PolarsError):
         # records without timings.jsonl, as they are published; the summary's figure is of its own target round

@@ -1,8 +1,8 @@
 """Scoring a run's models again, from its checkpoint."""
 
 from pathlib import Path
-from typing import Any
 
+from feda2l.records.round_record import Evaluation
 from feda2l.runs.assemble import assemble, populate
 from feda2l.runs.datasets import Loaded, load_data
 from feda2l.runs.device import find_device
@@ -12,7 +12,7 @@ from feda2l.simulate.checkpoint import restore
 from feda2l.simulate.simulator import Simulator
 
 
-def evaluate(path: str | Path, data: str | Path | None = None) -> dict[str, Any]:
+def evaluate(path: str | Path, data: str | Path | None = None) -> Evaluation:
     """Accuracy and loss of every node's aggregated model and of the mean model, and the accuracy by class."""
     done = Run(path)
     checkpoint = done.checkpoint

@@ -18,6 +18,8 @@ from feda2l.runs.datasets import Loaded
 from feda2l.runs.environment import environment
 from feda2l.runs.listed_files import check_same_files, copy_files
 from feda2l.runs.progress import RunProgress
+from feda2l.records.round_record import NamedRecord, RoundRecord
+from feda2l.records.round_timings import round_timings
 from feda2l.records.run_folder import RunFolder
 from feda2l.runs.resume import check_same_faults, check_same_run, continued, finished, saved_spec
 from feda2l.spec.spec import Spec
@@ -30,7 +32,7 @@ from feda2l.simulate.search import search
 from feda2l.simulate.simulator import Completed, Simulator, one_thread
 from feda2l.trackers.observers import Observers
 
-OnRound = Callable[[dict[str, Any]], None]
+OnRound = Callable[[NamedRecord], None]
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Pack:
         if done.record is None or not self.crew.leads:
             return
         folder = self.members[done.simulation.number][1]
-        timing = {"round": done.simulation.round, **done.seconds, "pack": len(self.members)}
+        timing = round_timings(done.simulation.round, done.seconds, len(self.members))
         folder.append(done.record, timing)
         self.watch.observers.round(folder, done.record, timing)
         if self.watch.on_round:
@@ -301,9 +303,9 @@ def device_name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
-def _mean_rate(record: dict[str, Any]) -> float:
+def _mean_rate(record: RoundRecord) -> float:
     """Over the layers of the nodes that were there."""
-    rates: list[float] = [rate for row in record["layers"]["rate"] for rate in row if rate is not None]
+    rates = [rate for row in record["layers"]["rate"] for rate in row if rate is not None]
     return sum(rates) / len(rates)
 
 

@@ -2,10 +2,12 @@
 
 import sys
 import time
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from feda2l.records.round_record import RoundRecord, main_score
 
 
 class RunProgress:
@@ -39,12 +41,11 @@ class RunProgress:
         if self.bar:
             self.bar.stop()
 
-    def update(self, record: dict[str, Any], rate: float) -> None:
+    def update(self, record: RoundRecord, rate: float) -> None:
         """Show a completed round."""
         self.round = record["round"]
-        metric = next((name for name in ("accuracy", "mse") if record.get(name) is not None), "train_loss")
-        status = f"{metric.removeprefix('train_')} {record[metric]:.4g}"
-        status += f"  rate {rate:.2g}"
+        name, value = main_score(record) or ("loss", record["train_loss"])
+        status = f"{name} {value:.4g}  rate {rate:.2g}"
         if self.bar and self.task is not None:
             self.bar.update(self.task, completed=self.round, status=status)
         elif self.shown:

@@ -1,22 +1,28 @@
-"""What a run came to, from its records: `summary.json`."""
+"""The outcome of a run, from its records: `summary.json`."""
 
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from feda2l.data.series import Series, naive_errors
-from feda2l.runs.assemble import Assembled
 from feda2l.records.curve_metrics import best_value, rounds_to_grid, rounds_to_target
+from feda2l.records.round_record import Metric, RoundRecord
+from feda2l.records.round_timings import PARTS, TRAINING, RoundTimings, total_seconds
 from feda2l.records.run_folder import RunFolder
+from feda2l.runs.assemble import Assembled
 from feda2l.simulate.faulty import PartialSimulation
+from feda2l.simulate.simulation import Simulation
+
+Section = dict[str, object]
+"""Some keys of the summary; none where they do not apply."""
 
 
 def write_summary(
     assembled: Assembled, folder: RunFolder, by_class: list[float | None] | None, *, pack: int = 1
-) -> dict[str, Any]:
-    """End a run folder: its tables, and `summary.json` with the accuracy on each class where there are classes."""
+) -> Section:
+    """Complete a run folder: its tables, and `summary.json` with the accuracy on each class where there are classes."""
     summary = summarise(assembled, folder, pack)
     if by_class:
         summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
@@ -25,69 +31,124 @@ def write_summary(
     return summary
 
 
-def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> dict[str, Any]:
-    """What a run came to, from its records."""
+def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> Section:
+    """The outcome of a run, from its records."""
     spec, simulation = assembled.spec, assembled.simulation
-    records, timings = folder.read(), folder.read(folder.timings)
-    metric = "accuracy" if simulation.member.classes is not None else "mse"
-    curve, falls, smoothing = [record.get(metric) for record in records], metric == "mse", spec.evaluation.smoothing
-    last: dict[str, Any] = next((record for record in reversed(records) if record.get(metric) is not None), {})
-    parts = ("train", "mix", "adapt", "evaluate")
-    seconds = {part: sum(timing.get(part, 0.0) for timing in timings) for part in parts}
-    summary: dict[str, Any] = {
+    records, timings = folder.read(), folder.read_timings()
+    metric: Metric = "mse" if simulation.member.classes is None else "accuracy"
+    alone = pack == 1 and all(timing.get("pack") == 1 for timing in timings)
+    return {
         "name": spec.name,
         "status": "finished" if simulation.diverged is None else "diverged",
         "rounds": len(records),
         "engine": json.loads(folder.environment.read_text())["engine"],
         "pack": pack,
         "metric": metric,
-        metric: {"final": last.get(metric), **best_value(curve, smoothing, falls=falls)},
-        "final": {key: value for key, value in last.items() if key not in ("nodes", "layers")},
+        **_scores(records, metric, spec.evaluation.smoothing),
         "bytes_sent": sum(record["bytes_sent"] for record in records),
-        "seconds": seconds,
-        "rounds_to": {} if falls else rounds_to_grid(curve, smoothing),
+        "seconds": {part: sum(timing.get(part, 0.0) for timing in timings) for part in PARTS},
+        "rounds_to": {} if metric == "mse" else rounds_to_grid(_curve(records, metric), spec.evaluation.smoothing),
         "mixing": simulation.mixing.report(),
+        **_naive_forecasts(assembled),
+        **_search(assembled),
+        **_simulated_time(simulation, records),
+        **_absences(assembled, records),
+        **_divergence(simulation),
+        **_target(assembled, records, timings if alone else None, metric),
     }
-    if isinstance(assembled.dataset, Series):
-        summary["naive"] = naive(assembled.dataset, by_node=simulation.member.tests is not None)
-    if simulation.algorithm.searches:
-        summary["search"] = {"rates": simulation.notes["found"].tolist(), "rounds": search_rounds(assembled)}
-    if simulation.clock is not None:
-        summary["simulated_seconds"] = records[-1]["simulated_seconds"] if records else 0.0
-    if assembled.faults or isinstance(simulation, PartialSimulation):
-        heard = [count for record in records for count in record["nodes"]["heard"]]
-        rejected = [count for record in records for count in record["nodes"]["rejected"] if count]
-        missed = {"missed": heard.count(None), "alone": heard.count(0)}
-        if assembled.faults:
-            summary["faults"] = {**missed, "rejected": sum(rejected)}
-        else:
-            summary["participation"] = missed
-    if simulation.diverged:
-        where = simulation.diverged
-        summary["diverged"] = {"round": where.round, "node": where.node, "layer": where.layer}
-    if (target := spec.evaluation.target) is not None:
-        smoothing = 1 if falls else smoothing  # as the paper counts: an accuracy is smoothed, an MSE is not
-        reached = rounds_to_target(curve, target, smoothing, falls=falls)
-        summary["target"] = {
-            metric: target,
-            "smoothing": smoothing,
-            "every": spec.evaluation.every,
-            "round": reached,
-        }
-        if reached and simulation.clock is not None:
-            summary["target"]["simulated_seconds"] = records[reached - 1]["simulated_seconds"]
-        if reached and "search" in summary:
-            summary["target"]["round_with_search"] = reached + summary["search"]["rounds"]
-        # packed runs share the machine: their seconds are not their own
-        if reached and pack == 1 and all(timing.get("pack") == 1 for timing in timings):
-            until = timings[:reached]
-            summary["target"]["seconds"] = sum(t.get(part, 0.0) for t in until for part in parts[:3])
-            summary["target"]["seconds_with_evaluation"] = sum(t.get(part, 0.0) for t in until for part in parts)
-    return summary
+
+
+def _curve(records: Sequence[RoundRecord], metric: Metric) -> list[float | None]:
+    return [record.get(metric) for record in records]
+
+
+def _scores(records: Sequence[RoundRecord], metric: Metric, smoothing: int) -> Section:
+    """The last and the best score, and all figures of the last evaluated round."""
+    curve = _curve(records, metric)
+    evaluated = [record for record in records if record.get(metric) is not None]
+    last: Mapping[str, object] = evaluated[-1] if evaluated else {}
+    return {
+        metric: {"final": last.get(metric), **best_value(curve, smoothing, falls=metric == "mse")},
+        "final": {key: value for key, value in last.items() if key not in ("nodes", "layers")},
+    }
+
+
+def _naive_forecasts(assembled: Assembled) -> Section:
+    if not isinstance(assembled.dataset, Series):
+        return {}
+    return {"naive": naive(assembled.dataset, by_node=assembled.simulation.member.tests is not None)}
+
+
+def _search(assembled: Assembled) -> Section:
+    """The base rates that a search before round 1 found, and its cost in rounds."""
+    simulation = assembled.simulation
+    if not simulation.algorithm.searches:
+        return {}
+    return {"search": {"rates": simulation.notes["found"].tolist(), "rounds": search_rounds(assembled)}}
+
+
+def _simulated_time(simulation: Simulation, records: Sequence[RoundRecord]) -> Section:
+    if simulation.clock is None:
+        return {}
+    return {"simulated_seconds": records[-1]["simulated_seconds"] if records else 0.0}
+
+
+def _absences(assembled: Assembled, records: Sequence[RoundRecord]) -> Section:
+    """How many rounds nodes missed or spent alone, under a fault plan or with partial participation."""
+    if not assembled.faults and not isinstance(assembled.simulation, PartialSimulation):
+        return {}
+    heard = [count for record in records for count in record["nodes"]["heard"]]
+    missed = {"missed": heard.count(None), "alone": heard.count(0)}
+    if not assembled.faults:
+        return {"participation": missed}
+    rejected = [count for record in records for count in record["nodes"]["rejected"] if count]
+    return {"faults": {**missed, "rejected": sum(rejected)}}
+
+
+def _divergence(simulation: Simulation) -> Section:
+    where = simulation.diverged
+    return {"diverged": {"round": where.round, "node": where.node, "layer": where.layer}} if where else {}
+
+
+def _target(
+    assembled: Assembled, records: Sequence[RoundRecord], timings: Sequence[RoundTimings] | None, metric: Metric
+) -> Section:
+    """When the run reached its target: the round, with the cost of its search, and seconds.
+
+    `timings` is None where packed runs shared the machine: the seconds of one run are then unknown.
+    """
+    spec, simulation = assembled.spec, assembled.simulation
+    if spec.evaluation.target is None:
+        return {}
+    falls = metric == "mse"
+    smoothing = 1 if falls else spec.evaluation.smoothing  # as the paper counts: an accuracy is smoothed, an MSE is not
+    reached = rounds_to_target(_curve(records, metric), spec.evaluation.target, smoothing, falls=falls)
+    target: Section = {
+        metric: spec.evaluation.target,
+        "smoothing": smoothing,
+        "every": spec.evaluation.every,
+        "round": reached,
+    }
+    if reached:
+        if simulation.clock is not None:
+            target["simulated_seconds"] = records[reached - 1]["simulated_seconds"]
+        if simulation.algorithm.searches:
+            target["round_with_search"] = reached + search_rounds(assembled)
+        target |= _measured_seconds(timings and timings[:reached])
+    return {"target": target}
+
+
+def _measured_seconds(timings: Sequence[RoundTimings] | None) -> Section:
+    if timings is None:
+        return {}
+    return {
+        "seconds": sum(total_seconds(timing, TRAINING) for timing in timings),
+        "seconds_with_evaluation": sum(total_seconds(timing) for timing in timings),
+    }
 
 
 def naive(series: Series, *, by_node: bool) -> dict[str, dict[str, float]]:
-    """What the naive forecasts come to on the test windows: the mean over nodes, or where they are shared, over all."""
+    """Errors of the naive forecasts on the test windows: the mean over nodes, or over all windows where they are shared."""
     counts = torch.bincount(series.test_node, minlength=series.nodes).double()
     weights = torch.full_like(counts, 1 / series.nodes) if by_node else counts / counts.sum()
     found = naive_errors(series).items()
@@ -95,6 +156,6 @@ def naive(series: Series, *, by_node: bool) -> dict[str, dict[str, float]]:
 
 
 def search_rounds(assembled: Assembled) -> float:
-    """What the search before round 1 cost, in rounds: the mean over nodes of its local epochs over a round's."""
+    """Cost of the search before round 1, in rounds: the mean over nodes of its local epochs, divided by a round's."""
     epochs: Tensor = assembled.simulation.notes["epochs"]
     return float(epochs.mean()) / assembled.spec.training.epochs

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from feda2l.engines.engine import ERRORS, Member, Score
+from feda2l.records.round_record import Evaluation, LayerRows, NodeColumns, RoundRecord, update_scores
 from feda2l.simulate.simulation import Simulation
 
 T = TypeVar("T")
@@ -15,34 +16,52 @@ Scores = dict[str, list[Score]]  # "global", "mean", "local": of every node
 
 
 def make_record(
-    simulation: Simulation, losses: list[float], layers: dict[str, Any], disagreement: Tensor, sent: list[int]
-) -> dict[str, Any]:
+    simulation: Simulation,
+    losses: list[float],
+    layers: Mapping[str, LayerRows],
+    disagreement: Tensor,
+    sent: list[int],
+) -> RoundRecord:
     """What every round records: losses, disagreement, bytes, multipliers, and the layers' rates and signals.
 
     Where time is simulated, when each node had completed the round, and when the last one had.
     """
     clock = simulation.clock
-    return {
+    record: RoundRecord = {
         "round": simulation.round,
         "train_loss": mean(losses),
         "disagreement": float(disagreement.sum()),
         "bytes_sent": sum(sent),
-        **({} if clock is None else {"simulated_seconds": clock.seconds}),
+        "simulated_seconds": 0.0 if clock is None else clock.seconds,
         "multiplier_min": simulation.multiplier_range[0],
         "multiplier_max": simulation.multiplier_range[1],
         "multiplier_change": simulation.multiplier_change,
-        "nodes": {
-            "train_loss": _spread(simulation, losses, simulation.there),
-            "bytes_sent": sent,
-            **({} if clock is None else {"simulated_seconds": clock.now.tolist()}),
-            **simulation.mail(),
+        "nodes": _node_columns(simulation, losses, sent),
+        "layers": {
+            "name": [layer.name for layer in simulation.layers],
+            "disagreement": disagreement.tolist(),
+            "rate": layers["rate"],
+            "multiplier": layers["multiplier"],
+            "sigma": layers["sigma"],
+            "zeta": layers["zeta"],
         },
-        "layers": {"name": [layer.name for layer in simulation.layers], "disagreement": disagreement.tolist()} | layers,
     }
+    if clock is None:
+        del record["simulated_seconds"]
+    return record
 
 
-def put_scores(simulation: Simulation, record: dict[str, Any], scores: Scores) -> None:
-    """Put an evaluated round's figures into its record: of every node, their mean, of the mean model."""
+def _node_columns(simulation: Simulation, losses: list[float], sent: list[int]) -> NodeColumns:
+    nodes: NodeColumns = {"train_loss": _spread(simulation, losses, simulation.there), "bytes_sent": sent}
+    if simulation.clock is not None:
+        nodes["simulated_seconds"] = simulation.clock.now.tolist()
+    if mail := simulation.mail():
+        nodes["heard"], nodes["rejected"] = mail["heard"], mail["rejected"]
+    return nodes
+
+
+def put_scores(simulation: Simulation, record: RoundRecord | Evaluation, scores: Scores) -> None:
+    """Put the scores of an evaluated round into its record: of every node, their means, and of the mean model."""
     member, counted = simulation.member, simulation.counted
     tested = [len(member.test) if member.tests is None else len(member.tests[node]) for node in counted]
     main = "local" if simulation.on == "local" else "global"
@@ -52,26 +71,31 @@ def put_scores(simulation: Simulation, record: dict[str, Any], scores: Scores) -
         add_scores(record, prefix, _spread(simulation, found, counted))
     if "mean" in scores:
         asked = zip(scores["mean"], tested, strict=False)  # one score where all nodes share the test set
-        found = [_measured(score, size, member.classes) for score, size in asked]
-        for name in next(filter(None, found), {}):
-            record["mean_model_" + name.removeprefix("test_")] = mean([values[name] for values in found if values])
+        update_scores(record, _mean_model([_measured(score, size, member.classes) for score, size in asked]))
 
 
-def add_scores(record: dict[str, Any], prefix: str, found: Sequence[Mapping[str, float] | None]) -> None:
-    """Put what was measured at every node into a record, and what it comes to: mean, spread and worst.
+def _mean_model(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean model's scores: the mean over test sets that have samples."""
+    measured = [values for values in found if values]
+    names = measured[0] if measured else {}
+    return {f"mean_model_{name.removeprefix('test_')}": mean([values[name] for values in measured]) for name in names}
+
+
+def add_scores(record: RoundRecord | Evaluation, prefix: str, found: Sequence[Mapping[str, float] | None]) -> None:
+    """Put what was measured at every node into a record, and its mean, standard deviation and worst over nodes.
 
     `found` holds nothing for a node that was away or has no sample to be scored on.
     """
     measured = [values for values in found if values]
     if not measured:
         return
-    first, *others = measured[0]
-    for name in (first, *others):
-        record["nodes"][prefix + name] = [values[name] if values else None for values in found]
-        record[prefix + name] = mean([values[name] for values in measured])
+    first, *_ = measured[0]
+    figures = {prefix + name: mean([values[name] for values in measured]) for name in measured[0]}
     values = [values[first] for values in measured]
-    record[f"{prefix}{first}_std"] = float(torch.tensor(values, dtype=torch.float64).std(correction=0))
-    record[f"{prefix}{first}_worst"] = min(values) if first == "accuracy" else max(values)
+    figures[f"{prefix}{first}_std"] = float(torch.tensor(values, dtype=torch.float64).std(correction=0))
+    figures[f"{prefix}{first}_worst"] = min(values) if first == "accuracy" else max(values)
+    of_nodes = {prefix + name: [values[name] if values else None for values in found] for name in measured[0]}
+    update_scores(record, figures, of_nodes)
 
 
 def _measured(score: Score, size: int, classes: int | None) -> dict[str, float]:

@@ -1,13 +1,14 @@
 """Synchronous rounds of a pack of runs: train all rows together, then let each run mix within itself."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from feda2l.engines.engine import Engine, ScoreJob, TrainJob
+from feda2l.records.round_record import Evaluation, LayerRows, RoundRecord
 from feda2l.simulate.make_record import Scores, accuracy_by_class, make_record, put_scores
 from feda2l.simulate.simulation import Simulation
 from feda2l.simulate.twins import Twins
@@ -17,7 +18,7 @@ class Completed(NamedTuple):
     """A run's round: its record (None if the run diverged in it) and how many seconds each part took."""
 
     simulation: Simulation
-    record: dict[str, Any] | None
+    record: RoundRecord | None
     seconds: dict[str, float]
 
 
@@ -76,7 +77,7 @@ class Simulator:
         """Train these rows; the mean loss of each."""
         return self.engine.train(jobs)
 
-    def record(self, simulation: Simulation, losses: list[float], layers: dict[str, Any]) -> dict[str, Any]:
+    def record(self, simulation: Simulation, losses: list[float], layers: Mapping[str, LayerRows]) -> RoundRecord:
         """What every round records."""
         return make_record(simulation, losses, layers, simulation.disagreement(), simulation.bytes_sent())
 
@@ -84,7 +85,7 @@ class Simulator:
         """Is the mean model scored with the nodes'?"""
         return True
 
-    def add_scores(self, simulation: Simulation, record: dict[str, Any], scores: Scores) -> None:
+    def add_scores(self, simulation: Simulation, record: RoundRecord | Evaluation, scores: Scores) -> None:
         """Put an evaluated round's figures into its record."""
         put_scores(simulation, record, scores)
 
@@ -131,12 +132,12 @@ class Simulator:
         found = {run: {key: [scores[i] for i in ids] for key, ids in parts.items()} for run, parts in wanted.items()}
         return {simulation.number: found[holding[simulation.number].number] for simulation in simulations}
 
-    def evaluate(self, simulation: Simulation) -> dict[str, Any]:
+    def evaluate(self, simulation: Simulation) -> Evaluation:
         """The scores of a run's aggregated models as they stand, and the accuracy by class (mean over nodes)."""
         with one_thread():
             simulation.compare()
             scores = self.scores([simulation])[simulation.number]
-        record: dict[str, Any] = {"round": simulation.round, "nodes": {}}
+        record: Evaluation = {"round": simulation.round, "nodes": {}}
         self.add_scores(simulation, record, scores)
         if by_class := self.class_accuracy(simulation, scores):
             record["class_accuracy"] = by_class

@@ -40,7 +40,7 @@ class Pace(NamedTuple):
 def pace_so_far(jobs: Sequence[Job]) -> Pace | None:
     """The pace of runs of this kind in the folder; None if none has run."""
     for job in jobs:
-        lines = job.folder.read(job.folder.timings)[-LATELY:]
+        lines = job.folder.read_timings()[-LATELY:]
         if lines:
             # a pack's training and evaluation are one time for all of its runs
             shared = sum((line.get("train", 0.0) + line.get("evaluate", 0.0)) / line["pack"] for line in lines)

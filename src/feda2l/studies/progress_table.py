@@ -5,12 +5,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from feda2l.records.round_record import NamedRecord, RoundScores, main_score
 from feda2l.studies.study_folder import Job, State
 
 ORDER: tuple[State, ...] = ("running", "failed", "diverged", "busy", "waiting", "finished")
@@ -68,7 +69,7 @@ class StudyView:
             row = self.rows[job.spec.name]
             row.state, row.since, row.first = "running", time.monotonic(), -1
 
-    def round(self, record: dict[str, Any]) -> None:
+    def round(self, record: NamedRecord) -> None:
         """A run's completed round."""
         row = self.rows[record["name"]]
         row.round = record["round"]
@@ -128,10 +129,9 @@ class StudyView:
             text += f", {duration(max(left))} left for these"
         print(text, file=sys.stderr, flush=True)
 
-    def _score(self, row: Row, values: dict[str, Any]) -> None:
-        for metric in ("accuracy", "mse"):
-            if values.get(metric) is not None:
-                row.metric, row.score = metric, values[metric]
+    def _score(self, row: Row, scores: RoundScores) -> None:
+        if score := main_score(scores):
+            row.metric, row.score = score
 
 
 def duration(seconds: float) -> str:

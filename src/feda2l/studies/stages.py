@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feda2l.errors import RunFailed
+from feda2l.records.round_record import known
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
 from feda2l.studies.cells import Cell, target_of
@@ -103,7 +104,7 @@ def _score(trial: Job, tune: TuneSection) -> float:
     by = tune.by or ("train_loss" if summary["metric"] == "mse" else "accuracy")
     if by == "accuracy":
         return float(summary[summary["metric"]]["last_10"])
-    losses = [record["train_loss"] for record in trial.folder.read()[-10:]]
+    losses = known(record["train_loss"] for record in trial.folder.read()[-10:])
     return -math.fsum(losses) / len(losses)
 
 

@@ -1,5 +1,6 @@
 """From the folders of a network's nodes to one run folder, as the simulator writes it for the same spec."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from torch import Tensor
 from feda2l.engines.engine import Engine
 from feda2l.errors import RunFailed
 from feda2l.faults.plan import FaultPlan
-from feda2l.records.run_folder import MEAN_MODEL, RunFolder
+from feda2l.records.round_record import MEAN_MODEL, Evaluation, RoundRecord, update_scores
+from feda2l.records.run_folder import RunFolder
 from feda2l.runs.assemble import Assembled, Shape, assemble, populate
 from feda2l.runs.datasets import Loaded, load_data
 from feda2l.runs.device import find_device
@@ -19,6 +21,7 @@ from feda2l.runs.listed_files import copy_files
 from feda2l.runs.pack import device_name
 from feda2l.runs.summary import write_summary
 from feda2l.simulate.checkpoint import read_checkpoint, restore, tensors, write_checkpoint
+from feda2l.simulate.simulation import Simulation
 from feda2l.simulate.simulator import Simulator
 from feda2l.spec.spec import Spec
 from feda2l.swarm.join_records import Records, join_round, join_timings, read_records
@@ -105,9 +108,9 @@ def _write_rounds(
     records: Sequence[Records],
     graph: Topology,
 ) -> list[float | None] | None:
-    """All rounds, and what the last one's models come to together; the accuracy by class of these."""
+    """Write all rounds, the last one with the scores of all models together; their accuracy by class is returned."""
     simulation = assembled.simulation
-    timings = [state.read(state.timings) for state in states]
+    timings = [state.read_timings() for state in states]
     mail = Mail(states, records, graph) if assembled.faults else None
     scores = Simulator(engine, [simulation]).evaluate(simulation)
     for path in (folder.rounds, folder.timings):
@@ -119,16 +122,23 @@ def _write_rounds(
         record = join_round(round, own)
         if mail:
             mail.add(round, record, simulation.message * simulation.algorithm.gossip)
-        # the models of the checkpoint are those of the last round where all who are there came to it
-        if round == simulation.rounds and [node for node, there in enumerate(own) if there] == list(simulation.there):
-            disagreement = simulation.disagreement()
-            record["disagreement"] = float(disagreement.sum())
-            layers = record["layers"]
-            record["layers"] = {"name": layers["name"], "disagreement": disagreement.tolist()} | layers
-            record |= {name: value for name, value in scores.items() if name in MEAN_MODEL}
-        folder.append(record, join_timings(round, [each[round - 1] for each in timings if len(each) >= round]))
-    by_class: list[float | None] | None = scores.get("class_accuracy")
-    return by_class
+        if round == simulation.rounds:
+            _add_joint_figures(record, own, simulation, scores)
+        folder.append(record, join_timings(round, timings))
+    return scores.get("class_accuracy")
+
+
+def _add_joint_figures(
+    record: RoundRecord, own: Sequence[RoundRecord | None], simulation: Simulation, scores: Evaluation
+) -> None:
+    """Add the figures that need all models, if the checkpoint has the models of all nodes that took part."""
+    if [node for node, there in enumerate(own) if there] != list(simulation.there):
+        return
+    disagreement = simulation.disagreement()
+    record["disagreement"] = float(disagreement.sum())
+    layers = record["layers"]
+    record["layers"] = {"name": layers["name"], "disagreement": disagreement.tolist(), **layers}
+    update_scores(record, {name: scores[name] for name in MEAN_MODEL if name in scores})
 
 
 class Mail:
@@ -138,17 +148,22 @@ class Mail:
         self.records, self.near = records, graph.period[0]
         self.refused = [refusals(state.path) for state in states]
 
-    def add(self, round: int, record: dict[str, Any], size: int) -> None:
-        """Put a round's mail into its record: messages heard and refused, and what arrived as what was sent."""
+    def add(self, round: int, record: RoundRecord, size: int) -> None:
+        """Put a round's mail into its record: messages heard and refused, and as sent those that arrived."""
         own = [each[round - 1] for each in self.records]
-        nodes = range(len(own))
-        refused = [{j: self.refused[i][round, name_of(j)] for j in self.near[i]} for i in nodes]
-        arrived = [
-            sum(j in (r["heard"] if r else ()) or refused[i].get(j, 0) > 0 for i, r in enumerate(own)) for j in nodes
-        ]
-        record["nodes"] |= {
-            "bytes_sent": [size * count for count in arrived],
-            "heard": [r and len(r["heard"]) for r in own],
-            "rejected": [r and sum(refused[i].values()) for i, r in enumerate(own)],
-        }
-        record["bytes_sent"] = sum(record["nodes"]["bytes_sent"])
+        refused = [self._refused(round, node) for node in range(len(own))]
+        arrived = Counter(j for there, counts in zip(own, refused, strict=True) for j in {*_heard(there), *counts})
+        nodes = record["nodes"]
+        nodes["bytes_sent"] = [size * arrived[node] for node in range(len(own))]
+        nodes["heard"] = [there and len(_heard(there)) for there in own]
+        nodes["rejected"] = [there and sum(counts.values()) for there, counts in zip(own, refused, strict=True)]
+        record["bytes_sent"] = sum(nodes["bytes_sent"])
+
+    def _refused(self, round: int, node: int) -> dict[int, int]:
+        """How many messages a node refused, by neighbour; only neighbours of whom it refused some."""
+        counts = {j: self.refused[node][round, name_of(j)] for j in self.near[node]}
+        return {j: count for j, count in counts.items() if count}
+
+
+def _heard(record: RoundRecord | None) -> list[int]:
+    return record["heard"] if record else []

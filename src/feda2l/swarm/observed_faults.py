@@ -1,12 +1,27 @@
 """What went wrong in a network that nobody had planned to fail, written as a fault plan."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Literal, TypedDict
 
 import tomli_w
 
 from feda2l.swarm.join_records import Records
 from feda2l.topology import Topology
+
+
+class _Crash(TypedDict):
+    kind: Literal["crash"]
+    node: int
+    round: int
+
+
+class _Drop(TypedDict):
+    kind: Literal["drop"]
+    node: int
+    round: int
+    rounds: int
+    to: list[int]
 
 
 def met_faults(records: Sequence[Records], graph: Topology, rounds: int) -> str:
@@ -15,21 +30,27 @@ def met_faults(records: Sequence[Records], graph: Topology, rounds: int) -> str:
     A node that never came to the end crashed; a message that was not heard was dropped, whatever became of it. How a
     node that was away came back is not told.
     """
-    near = graph.period[0]
-    crashed = {node: _last(own) + 1 for node, own in enumerate(records) if _last(own) < rounds}
-    faults: list[dict[str, Any]] = [{"kind": "crash", "node": node, "round": at} for node, at in crashed.items()]
-    for sender in range(graph.nodes):
-        listeners = [node for node in range(graph.nodes) if sender in near[node]]
-        last: dict[str, Any] = {}
-        for round in range(1, crashed.get(sender, rounds + 1)):
-            found = [(listener, records[listener][round - 1]) for listener in listeners]
-            deaf = [listener for listener, record in found if record and sender not in record["heard"]]
-            if last and last["to"] == deaf and last["round"] + last["rounds"] == round:
-                last["rounds"] += 1
-            elif deaf:
-                last = {"kind": "drop", "node": sender, "round": round, "rounds": 1, "to": deaf}
-                faults.append(last)
+    last = [_last(own) for own in records]
+    faults: list[_Crash | _Drop] = [
+        {"kind": "crash", "node": node, "round": end + 1} for node, end in enumerate(last) if end < rounds
+    ]
+    for sender, end in enumerate(last):
+        faults += _drops(records, graph, sender, end)
     return tomli_w.dumps({"fault": faults}) if faults else ""
+
+
+def _drops(records: Sequence[Records], graph: Topology, sender: int, last: int) -> Iterator[_Drop]:
+    """A node's messages that were not heard; consecutive rounds with the same deaf listeners are one entry."""
+    listeners = [node for node, heard in enumerate(graph.period[0]) if sender in heard]
+
+    def deaf(round: int) -> list[int]:
+        found = [(listener, records[listener][round - 1]) for listener in listeners]
+        return [listener for listener, record in found if record and sender not in record["heard"]]
+
+    for to, group in groupby(range(1, last + 1), key=deaf):
+        if to:
+            lost = list(group)
+            yield {"kind": "drop", "node": sender, "round": lost[0], "rounds": len(lost), "to": to}
 
 
 def _last(records: Records) -> int:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
+from feda2l.records.round_record import TimedRecord
 
 if TYPE_CHECKING:
     from feda2l.spec.spec import Spec
 
-__all__ = ["TRACKERS", "MakeTracker", "TrackedRun", "Tracker", "TrackerLike", "find_tracker"]
+__all__ = ["TRACKERS", "MakeTracker", "TimedRecord", "TrackedRun", "Tracker", "TrackerLike", "find_tracker"]
 
 # name: the package that it needs, and our class
 TRACKERS = {
@@ -47,7 +48,7 @@ class Tracker(Protocol):
     def begin(self, run: TrackedRun) -> None:
         """Before the first round, also of a resumed run."""
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round(self, record: TimedRecord) -> None:
         """After a round: its line of `rounds.jsonl`, and the `seconds` it took; see `feda2l.trackers.figures`."""
 
     def end(self, summary: Mapping[str, Any]) -> None:

@@ -1,13 +1,14 @@
 """A round in single numbers, as trackers show them: name -> value."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeGuard
 
-WORST = {"accuracy": min, "mse": max}
-OF_A_LAYER = ("rate", "multiplier", "sigma", "zeta")
+from feda2l.records.round_record import LAYER_COLUMNS, Metric, RoundRecord, known
+
+WORST: Mapping[Metric, Callable[[Iterable[float]], float]] = {"accuracy": min, "mse": max}
 
 
-def figures(record: Mapping[str, Any]) -> dict[str, float]:
+def figures(record: RoundRecord) -> dict[str, float]:
     """The means over nodes, the worst node's score, and each layer's rate and signals.
 
     A node that was away has none, and what was not measured is left out.
@@ -18,13 +19,13 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
     {'accuracy': 0.5, 'seconds': 1.5, 'worst_accuracy': 0.25, 'rate/fc': 0.2}
     """
     found = {key: value for key, value in record.items() if key != "round" and _is_number(value)}
-    for key, worst in WORST.items():
-        if values := _known(record["nodes"].get(key, ())):
-            found[f"worst_{key}"] = worst(values)
+    for metric, worst in WORST.items():
+        if values := known(record["nodes"].get(metric, ())):
+            found[f"worst_{metric}"] = worst(values)
     layers = record["layers"]
-    for key in OF_A_LAYER:
+    for key in LAYER_COLUMNS:
         for name, column in zip(layers["name"], zip(*layers.get(key, ()), strict=True), strict=False):
-            if values := _known(column):
+            if values := known(column):
                 found[f"{key}/{name}"] = sum(values) / len(values)
     return found
 
@@ -38,9 +39,5 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"status": summary["status"], **found}
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

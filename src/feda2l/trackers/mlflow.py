@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from feda2l.trackers import TrackedRun
+from feda2l.trackers import TimedRecord, TrackedRun
 from feda2l.trackers.figures import figures, outcome
 
 PARAMETERS = 100  # MLflow takes no more at once
@@ -35,7 +35,7 @@ class MlflowTracker:
         for first in range(0, len(parameters), PARAMETERS):
             self.client.log_batch(self.id, params=parameters[first : first + PARAMETERS])
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round(self, record: TimedRecord) -> None:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from feda2l.records.round_record import RoundRecord, TimedRecord
+from feda2l.records.round_timings import RoundTimings, total_seconds
 from feda2l.trackers import MakeTracker, TrackedRun, Tracker, TrackerLike, find_tracker
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Observers:
         for observer in self.observers:
             observer.tell(partial(observer.begin, spec, folder, round))
 
-    def round(self, folder: "RunFolder", record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+    def round(self, folder: "RunFolder", record: RoundRecord, timing: RoundTimings) -> None:
         for observer in self.observers:
             observer.tell(partial(observer.round, folder, timed(record, timing)))
 
@@ -126,10 +128,10 @@ class Observer:
         self.followed[folder] = tracker, run
         self._keep(folder, run.memory)
         if run.memory.get("round", 0) < round:
-            for record, timing in zip(folder.read()[:round], folder.read(folder.timings), strict=False):
+            for record, timing in zip(folder.read()[:round], folder.read_timings(), strict=False):
                 self.round(folder, timed(record, timing))
 
-    def round(self, folder: "RunFolder", record: Mapping[str, Any]) -> None:
+    def round(self, folder: "RunFolder", record: TimedRecord) -> None:
         tracker, run = self.followed[folder]
         if record["round"] > run.memory.get("round", 0):
             tracker.round(record)
@@ -156,10 +158,9 @@ class Observer:
         os.replace(temporary, path)
 
 
-def timed(record: Mapping[str, Any], timing: Mapping[str, Any]) -> dict[str, Any]:
+def timed(record: RoundRecord, timing: RoundTimings) -> TimedRecord:
     """A round's record with the seconds it took."""
-    seconds = sum(value for key, value in timing.items() if key not in ("round", "pack"))
-    return {**record, "seconds": seconds}
+    return {**record, "seconds": total_seconds(timing)}
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feda2l.errors import FedA2LError
-from feda2l.trackers import TrackedRun
+from feda2l.trackers import TimedRecord, TrackedRun
 from feda2l.trackers.figures import figures
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class TensorBoardTracker:
         self.events = EventFile(run.path / "tensorboard", run.memory["round"] + 1)
         self.events.text("spec", "".join(f"    {line}\n" for line in run.spec.to_toml().splitlines()))
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round(self, record: TimedRecord) -> None:
         self.events.scalars(figures(record), record["round"])
 
     def end(self, summary: Mapping[str, Any]) -> None:

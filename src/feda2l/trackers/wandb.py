@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from feda2l.trackers import TrackedRun
+from feda2l.trackers import TimedRecord, TrackedRun
 from feda2l.trackers.figures import figures, outcome
 
 
@@ -41,7 +41,7 @@ class WandbTracker:
             ),
         )
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round(self, record: TimedRecord) -> None:
         self.run.log(figures(record), step=record["round"], commit=True)
 
     def end(self, summary: Mapping[str, Any]) -> None:

@@ -3,18 +3,19 @@
 import json
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feda2l.records.growing_file import Tail
+from feda2l.records.round_record import METRICS, LayerColumn, Metric, RoundRecord, from_line
+from feda2l.records.round_timings import RoundTimings, total_seconds
 from feda2l.records.run_folder import RunFolder
 
-SIGNALS = ("rate", "sigma", "zeta")
+SIGNALS: tuple[LayerColumn, ...] = ("rate", "sigma", "zeta")
 CELLS = 2000  # nodes x layers of a round that are kept for the heat maps
 PACE = 10  # rounds over which the time of one is averaged
-PARTS = ("train", "mix", "adapt", "evaluate")
 Signals = NDArray[np.float32]
 
 
@@ -22,7 +23,7 @@ class Rounds:
     """Columns over rounds: entry r is round r + 1, NaN where nothing was measured."""
 
     def __init__(self) -> None:
-        self.metric = ""
+        self.metric: Metric | Literal[""] = ""
         self.score: list[float] = []
         self.loss: list[float] = []
         self.distance: list[float] = []
@@ -31,26 +32,34 @@ class Rounds:
         self.heard: int | None = None  # by a node of a network, in its last round
         self.count = 0  # of nodes
         self.layers: list[str] = []
-        self.signals: list[Signals] = []  # [signal, node, layer] of every round
+        self.signals: list[Signals | None] = []  # [signal, node, layer] of every round; None for one that a peer missed
 
     def __len__(self) -> int:
         return len(self.score)
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: RoundRecord) -> None:
         nodes, layers = record["nodes"], record["layers"]
-        metric = next((name for name in ("accuracy", "mse") if name in nodes), "")
+        metric = next((name for name in METRICS if name in nodes), None)
         self.metric = metric or self.metric
-        self.score.append(_number(record.get(metric)))
+        self.score.append(_number(record.get(metric) if metric else None))
         self.loss.append(_number(record["train_loss"]))
         self.distance.append(_number(record.get("disagreement")))
         self.sent.append(_number(record.get("bytes_sent")))
         if metric:
             self.nodes = [_number(value) for value in nodes[metric]]
         self.heard = len(record["heard"]) if "heard" in record else None
-        self.count, self.layers = len(nodes["train_loss"]), layers["name"]
-        kept = max(1, CELLS // max(1, len(self.layers)))
+        self.count, self.layers = len(nodes["train_loss"]), layers["name"] or self.layers
+        if not layers["name"]:
+            self.signals.append(None)
+            return
+        kept = max(1, CELLS // len(self.layers))
         rows = [layers.get(name) or [[None] * len(self.layers)] * self.count for name in SIGNALS]
         self.signals.append(np.array([own[:kept] for own in rows], dtype=np.float32))
+
+    def signals_at(self, round: int, layers: int) -> Signals:
+        """The signals of a round, counted from 0; NaN where a peer missed it or has not reached it."""
+        found = self.signals[round] if round < len(self) else None
+        return np.full((len(SIGNALS), 1, layers), np.nan, dtype=np.float32) if found is None else found
 
 
 class Arriving:
@@ -73,8 +82,8 @@ class Arriving:
         """Take in what is new; is there anything?"""
         for line in self._timings.read():
             try:
-                timing = json.loads(line)
-                self._seconds.append(sum(timing.get(part, 0.0) for part in PARTS))
+                timing: RoundTimings = json.loads(line)
+                self._seconds.append(total_seconds(timing))
             except (ValueError, AttributeError, TypeError):
                 continue  # torn by a kill
         changed = False
@@ -90,7 +99,7 @@ class Arriving:
             if self.damage:
                 return
             try:
-                record = json.loads(line)
+                record = from_line(line)
                 if record["round"] != len(self.rounds) + 1:
                     raise ValueError(f"it says round {record['round']}")
                 self.rounds.add(record)
@@ -105,22 +114,34 @@ def joined(nodes: Sequence[Rounds]) -> Rounds:
     whole.metric = next((own.metric for own in nodes if own.metric), "")
     whole.layers = next((own.layers for own in nodes if own.layers), [])
     whole.nodes = [own.nodes[0] if own.nodes else float("nan") for own in nodes]
-    length = max(map(len, nodes), default=0)
-    for name, total in (("score", False), ("loss", False), ("sent", True)):
-        table = np.full((len(nodes), length), np.nan)
-        for row, own in zip(table, nodes, strict=True):
-            row[: len(own)] = getattr(own, name)
-        there = np.isfinite(table)
-        sums, counts = np.where(there, table, 0.0).sum(0), there.sum(0)
-        means = sums if total else np.divide(sums, counts, out=np.full(length, np.nan), where=counts > 0)
-        setattr(whole, name, means.tolist())
-    whole.distance = [float("nan")] * length  # it takes all models to know that
-    away = np.full((len(SIGNALS), 1, len(whole.layers)), np.nan, dtype=np.float32)
-    shown = nodes[: max(1, CELLS // max(1, len(whole.layers)))]
-    whole.signals = [
-        np.concatenate([own.signals[at] if at < len(own) else away for own in shown], axis=1) for at in range(length)
-    ]
+    whole.score = _mean([own.score for own in nodes])
+    whole.loss = _mean([own.loss for own in nodes])
+    whole.sent = np.nansum(_table([own.sent for own in nodes]), axis=0).tolist()
+    whole.distance = [float("nan")] * len(whole.score)  # it needs all models
+    whole.signals = _joined_signals(nodes, len(whole.layers), len(whole.score))
     return whole
+
+
+def _table(columns: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """One row per node and one column per round, NaN after a node's last round and for what is not finite."""
+    table = np.full((len(columns), max(map(len, columns), default=0)), np.nan)
+    for row, column in zip(table, columns, strict=True):
+        row[: len(column)] = column
+    return np.where(np.isfinite(table), table, np.nan)
+
+
+def _mean(columns: Sequence[Sequence[float]]) -> list[float]:
+    """The mean over nodes of each round; NaN where no node has a value."""
+    table = _table(columns)
+    counts = np.isfinite(table).sum(axis=0)
+    means = np.divide(np.nansum(table, axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
+    found: list[float] = means.tolist()
+    return found
+
+
+def _joined_signals(nodes: Sequence[Rounds], layers: int, rounds: int) -> list[Signals | None]:
+    shown = nodes[: max(1, CELLS // max(1, layers))]
+    return [np.concatenate([own.signals_at(at, layers) for own in shown], axis=1) for at in range(rounds)]
 
 
 def _number(value: float | None) -> float:

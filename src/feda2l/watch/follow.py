@@ -2,8 +2,8 @@
 
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from feda2l.records.folder_locks import held_locks
 from feda2l.watch.find_folders import MOST, Folders
@@ -83,12 +83,14 @@ class Follower:
     def _id(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
-    def _tell(self, told: dict[str, tuple[int, str]], facts: dict[str, Any] | None, id: str, version: int) -> None:
+    def _tell(
+        self, told: dict[str, tuple[int, str]], facts: Mapping[str, object] | None, id: str, version: int
+    ) -> None:
         """Note what is to be told of a run; None: as before."""
         before, same = self._told.get(id, (0, ""))
         text = same if facts is None else _json(facts)
         told[id] = (before if text == same else version, text)
 
 
-def _json(facts: dict[str, Any]) -> str:
+def _json(facts: Mapping[str, object]) -> str:
     return json.dumps(facts, allow_nan=False, separators=(",", ":"))

@@ -1,7 +1,6 @@
 """The heat maps of a run that is going on, as the report packs them."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -9,11 +8,12 @@ from feda2l.report.page_data import BINS, packed
 from feda2l.watch.arriving import SIGNALS, Rounds
 
 
-def heat_of_rounds(rounds: Rounds) -> dict[str, Any] | str:
+def heat_of_rounds(rounds: Rounds) -> dict[str, object] | str:
     """Rate, sigma and zeta as [nodes, layers, bins of rounds], or why not."""
-    if not rounds.signals:
+    if not rounds.layers:
         return "no round is done yet"
-    values = np.stack(rounds.signals, axis=-1).astype(float)  # [signal, node, layer, round]
+    signals = [rounds.signals_at(at, len(rounds.layers)) for at in range(len(rounds))]
+    values = np.stack(signals, axis=-1).astype(float)  # [signal, node, layer, round]
     length = values.shape[-1]
     width = math.ceil(length / BINS)
     bins = math.ceil(length / width)

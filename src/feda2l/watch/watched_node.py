@@ -1,7 +1,6 @@
 """A node of a swarm, from its state folder."""
 
 from pathlib import Path
-from typing import Any
 
 from feda2l.records.folder_locks import Held
 from feda2l.records.run_folder import RunFolder
@@ -30,7 +29,7 @@ class WatchedNode:
             self.state = "running" if self.presence.there(held, self.arriving.pace) else "stopped"
         return changed or self.state != before
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> dict[str, object]:
         rounds = self.arriving.rounds
         score, loss = numbers((rounds.nodes[0] if rounds.nodes else float("nan"), (rounds.loss or [float("nan")])[-1]))
         return {

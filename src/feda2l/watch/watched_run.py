@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,18 +57,8 @@ class WatchedRun:
         """How many rounds."""
         return int(self.run.summary["rounds"]) if self.run.summary else len(self.rounds)
 
-    def told(self) -> dict[str, Any]:
-        run, rounds, curve = self.run, self.rounds, self._curve
-        score = np.array(rounds.score) if curve is None else curve.score
-        distance = np.array(rounds.distance) if curve is None else curve.disagreement
-        sent = np.array(rounds.sent) if curve is None else curve.bytes_sent
-        metric = rounds.metric or run.metric
-        losses = rounds.loss[-1:] or [run.summary.get("final", {}).get("train_loss") or float("nan")]
-        at, there = _thinned(score), _thinned(distance)
-        pace = self._arriving.pace if self._arriving else None
-        if self.nodes and self.state == "running":
-            pace = max((node.arriving.pace or 0.0 for node in self.nodes), default=0.0) or None
-        left = pace * (run.rounds - self.done) if pace and self.state == "running" else None
+    def told(self) -> dict[str, object]:
+        run, rounds = self.run, self.rounds
         name = run.name if self.id == "." else self.id
         return {
             "id": self.id,
@@ -81,19 +70,45 @@ class WatchedRun:
             "words": self.words,
             "round": self.done,
             "rounds": run.rounds,
-            "metric": metric,
+            "metric": rounds.metric or run.metric,
             "target": run.target,
-            "loss": numbers(losses)[0],
-            "left": left,
+            "loss": self._loss(),
+            "left": self._left(),
+            **self._curves(),
+            "swarm": [node.told() for node in self.nodes],
+        }
+
+    def _loss(self) -> float | None:
+        """The training loss of the last round."""
+        losses = self.rounds.loss[-1:] or [self.run.summary.get("final", {}).get("train_loss") or float("nan")]
+        return numbers(losses)[0]
+
+    def _left(self) -> float | None:
+        """Seconds to the end at the present pace; None unless the run goes on."""
+        if self.state != "running":
+            return None
+        if self.nodes:
+            pace = max((node.arriving.pace or 0.0 for node in self.nodes), default=None)
+        else:
+            pace = self._arriving.pace if self._arriving else None
+        return pace * (self.run.rounds - self.done) if pace else None
+
+    def _curves(self) -> dict[str, object]:
+        """Score and distance over rounds, thinned, and all bytes sent."""
+        rounds, curve = self.rounds, self._curve
+        score = np.array(rounds.score) if curve is None else curve.score
+        distance = np.array(rounds.distance) if curve is None else curve.disagreement
+        sent = np.array(rounds.sent) if curve is None else curve.bytes_sent
+        at, there = _thinned(score), _thinned(distance)
+        return {
             "sent": float(np.nansum(sent)),
             "x": (at + 1).tolist(),
             "score": numbers(score[at]),
             "distance_x": (there + 1).tolist(),
             "distance": numbers(distance[there]),
-            "swarm": [node.told() for node in self.nodes],
         }
 
-    def detail(self) -> dict[str, Any]:
+    def detail(self) -> dict[str, object]:
         rounds, curve = self.rounds, self._curve
         return {
             "id": self.id,
@@ -151,12 +166,12 @@ class WatchedRun:
         return self.run.keys.get(key, "")
 
 
-def waiting(id: str, study: str, seed: int) -> dict[str, Any]:
+def waiting(id: str, study: str, seed: int) -> dict[str, object]:
     """A run of a study that has not begun."""
     return {**_blank(id), "setting": study, "method": _method(id, seed), "seed": seed, "state": "waiting"}
 
 
-def unreadable(run: WatchedRun, error: Exception) -> dict[str, Any]:
+def unreadable(run: WatchedRun, error: Exception) -> dict[str, object]:
     """A run whose files are not what they should be."""
     return {**_blank(run.id), "state": "failed", "words": f"its folder cannot be read: {type(error).__name__}: {error}"}
 
@@ -166,8 +181,8 @@ def _method(name: str, seed: int) -> str:
     return name.removesuffix(f"/seed-{seed}").removesuffix(f"-{seed}")
 
 
-def _blank(id: str) -> dict[str, Any]:
-    lists: dict[str, Sequence[Any]] = {name: [] for name in ("x", "score", "distance_x", "distance", "swarm")}
+def _blank(id: str) -> dict[str, object]:
+    lists: dict[str, list[object]] = {name: [] for name in ("x", "score", "distance_x", "distance", "swarm")}
     words = dict.fromkeys(("setting", "method", "metric", "words"), "")
     unknown = dict.fromkeys(("seed", "round", "rounds", "target", "loss", "left", "sent"))
     return {"id": id, "name": id, **words, **unknown, **lists}

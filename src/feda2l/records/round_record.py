@@ -1,0 +1,253 @@
+"""The record of a round: its keys, its line in `rounds.jsonl`, its rows in `rounds.parquet` and `layers.parquet`."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Literal, NotRequired, TypedDict, cast
+
+from feda2l.records.round_timings import RoundTimings
+
+Metric = Literal["accuracy", "mse"]
+Score = Literal["accuracy", "mse", "mae", "test_loss"]
+MeanModelScore = Literal["mean_model_accuracy", "mean_model_mse", "mean_model_mae", "mean_model_loss"]
+LayerColumn = Literal["rate", "multiplier", "sigma", "zeta"]
+LayerRows = list[list[float | None]]  # [node][layer]
+
+METRICS: tuple[Metric, ...] = ("accuracy", "mse")  # the score that a run is judged by
+SCORES: tuple[Score, ...] = ("accuracy", "mse", "mae", "test_loss")
+MEAN_MODEL: tuple[MeanModelScore, ...] = (
+    "mean_model_accuracy",
+    "mean_model_mse",
+    "mean_model_mae",
+    "mean_model_loss",
+)
+LAYER_COLUMNS: tuple[LayerColumn, ...] = ("rate", "multiplier", "sigma", "zeta")
+ROUND_COLUMNS = (
+    "train_loss",
+    *SCORES,
+    *(f"local_{name}" for name in SCORES),
+    "bytes_sent",
+    "simulated_seconds",
+    "heard",
+    "rejected",
+)
+RUN_COLUMNS = (*MEAN_MODEL, "disagreement", "multiplier_min", "multiplier_max", "multiplier_change")
+
+
+class NodeScores(TypedDict, total=False):
+    """Scores of each node; None for a node that was away, has no sample to be scored on or whose loss overflowed.
+
+    `local_` marks scores on the test part of a node's own data, beside those on the test set.
+    """
+
+    accuracy: list[float | None]
+    mse: list[float | None]
+    mae: list[float | None]
+    test_loss: list[float | None]
+    local_accuracy: list[float | None]
+    local_mse: list[float | None]
+    local_mae: list[float | None]
+    local_test_loss: list[float | None]
+
+
+class NodeColumns(NodeScores):
+    """One entry per node; None for a node that was away."""
+
+    train_loss: list[float | None]
+    bytes_sent: list[int]
+    simulated_seconds: NotRequired[list[float]]  # when the node had completed the round
+    heard: NotRequired[list[int | None]]  # of how many other nodes it took the message, where some may be away
+    rejected: NotRequired[list[int | None]]  # how many messages it refused
+
+
+class LayerColumns(TypedDict):
+    """One row per node and one column per layer; None for a node that was away."""
+
+    name: list[str]
+    disagreement: NotRequired[list[float]]  # over all nodes; a single peer does not know it
+    rate: LayerRows  # that the round trained with
+    multiplier: LayerRows
+    sigma: LayerRows  # measured in the round
+    zeta: LayerRows
+
+
+class RoundScores(TypedDict, total=False):
+    """Means over nodes, and of the first score the standard deviation and the worst node; only in evaluated rounds.
+
+    A loss that overflowed is null on disk.
+    """
+
+    accuracy: float | None
+    accuracy_std: float | None
+    accuracy_worst: float | None
+    mse: float | None
+    mse_std: float | None
+    mse_worst: float | None
+    mae: float | None
+    test_loss: float | None
+    local_accuracy: float | None
+    local_accuracy_std: float | None
+    local_accuracy_worst: float | None
+    local_mse: float | None
+    local_mse_std: float | None
+    local_mse_worst: float | None
+    local_mae: float | None
+    local_test_loss: float | None
+    mean_model_accuracy: float | None
+    mean_model_mse: float | None
+    mean_model_mae: float | None
+    mean_model_loss: float | None
+
+
+class RoundRecord(RoundScores):
+    """A line of `rounds.jsonl`. Keys of a figure that was not measured are absent or null."""
+
+    round: int
+    train_loss: float | None
+    disagreement: float | None  # null in a peer's record: it needs all models
+    bytes_sent: int
+    simulated_seconds: NotRequired[float]  # when the last node had completed the round
+    multiplier_min: float | None
+    multiplier_max: float | None
+    multiplier_change: float | None
+    nodes: NodeColumns
+    layers: LayerColumns
+    heard: NotRequired[list[int]]  # in a peer's record: the nodes whose message it took
+
+
+class NamedRecord(RoundRecord):
+    """What `on_round` receives: the record and the name of its run."""
+
+    name: str
+
+
+class TimedRecord(RoundRecord):
+    """What a tracker receives: the record and how many seconds the round took."""
+
+    seconds: float
+
+
+class Evaluation(RoundScores):
+    """The scores of a run's models, measured again."""
+
+    round: int
+    nodes: NodeScores
+    class_accuracy: NotRequired[list[float | None]]
+
+
+# --- making and reading records -------------------------------------------------------------------------------
+
+
+def missed_round(round: int) -> RoundRecord:
+    """The record of a round that a peer missed, written so that line n stays round n."""
+    return {
+        "round": round,
+        "train_loss": None,
+        "disagreement": None,
+        "bytes_sent": 0,
+        "multiplier_min": None,
+        "multiplier_max": None,
+        "multiplier_change": None,
+        "nodes": {"train_loss": [None], "bytes_sent": [0]},
+        "layers": {"name": [], "rate": [[]], "multiplier": [[]], "sigma": [[]], "zeta": [[]]},
+        "heard": [],
+    }
+
+
+def unscored(record: RoundRecord) -> RoundRecord:
+    """The record as it is when its round is not evaluated."""
+    bare = {key: value for key, value in record.items() if key not in RoundScores.__optional_keys__}
+    bare["nodes"] = {key: value for key, value in record["nodes"].items() if key not in NodeScores.__optional_keys__}
+    return cast(RoundRecord, bare)
+
+
+def update_scores(
+    record: RoundRecord | Evaluation,
+    scores: Mapping[str, float | None],
+    of_nodes: Mapping[str, list[float | None]] | None = None,
+) -> None:
+    """Add scores to a record: those of the round, and those of each node."""
+    cast(dict[str, object], record).update(scores)
+    cast(dict[str, object], record["nodes"]).update(of_nodes or {})
+
+
+def node_scores(nodes: NodeScores, prefix: str = "") -> dict[Score, list[float | None]]:
+    """The scores that a record has of its nodes; `prefix` "local_" selects those on a node's own data."""
+    columns = cast(Mapping[str, list[float | None]], nodes)
+    return {name: columns[prefix + name] for name in SCORES if prefix + name in columns}
+
+
+def main_score(scores: RoundScores) -> tuple[Metric, float] | None:
+    """Name and value of the score that a run is judged by; None where nothing was evaluated."""
+    for metric in METRICS:
+        if (value := scores.get(metric)) is not None:
+            return metric, value
+    return None
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """The values that were measured."""
+    return [value for value in values if value is not None]
+
+
+# --- lines ----------------------------------------------------------------------------------------------------
+
+
+def to_line(line: RoundRecord | RoundTimings) -> str:
+    """A line of JSON, which has no infinity and no NaN: a test loss that overflowed is null."""
+    try:
+        return json.dumps(line, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_finite(line), allow_nan=False) + "\n"
+
+
+def from_line(line: str | bytes) -> RoundRecord:
+    """The record of a line. Its keys are not checked: a record of an older version may lack some."""
+    record: RoundRecord = json.loads(line)
+    return record
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- tables ---------------------------------------------------------------------------------------------------
+
+
+def round_columns(records: Iterable[RoundRecord]) -> dict[str, list[object]]:
+    """The records as columns with one row per node and round; what belongs to the whole run is repeated on each row.
+
+    A node that was away in a round has nulls in its own columns. Columns without any value are left out.
+    """
+    columns: dict[str, list[object]] = {name: [] for name in ("round", "node", *ROUND_COLUMNS, *RUN_COLUMNS)}
+    for record in records:
+        nodes = len(record["nodes"]["train_loss"])
+        of_nodes, of_run = cast(Mapping[str, list[object]], record["nodes"]), cast(Mapping[str, object], record)
+        columns["round"] += [record["round"]] * nodes
+        columns["node"] += range(nodes)
+        for name in ROUND_COLUMNS:
+            columns[name] += of_nodes.get(name, [None] * nodes)
+        for name in RUN_COLUMNS:
+            columns[name] += [of_run.get(name)] * nodes
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+
+
+def layer_columns(records: Iterable[RoundRecord]) -> dict[str, list[object]]:
+    """The records as columns with one row per node, layer and round.
+
+    `rate` and `multiplier` are those the round trained with; `sigma` and `zeta` were measured in it.
+    """
+    columns: dict[str, list[object]] = {name: [] for name in ("round", "node", "layer", *LAYER_COLUMNS)}
+    for record in records:
+        layers = record["layers"]
+        names, nodes = layers["name"], len(layers["rate"])
+        columns["round"] += [record["round"]] * (nodes * len(names))
+        columns["node"] += [node for node in range(nodes) for _ in names]
+        columns["layer"] += names * nodes
+        for name in LAYER_COLUMNS:
+            columns[name] += [value for row in layers[name] for value in row]
+    return columns
