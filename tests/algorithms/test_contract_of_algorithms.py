@@ -26,7 +26,7 @@ import feda2l
 from feda2l.algorithms import ALGORITHMS
 from feda2l.errors import FedA2LError
 from feda2l.rates import RULES
-from feda2l.round.states import Layout
+from feda2l.round.layout import Layout
 from feda2l.topology import TOPOLOGIES
 
 

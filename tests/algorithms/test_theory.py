@@ -35,7 +35,7 @@ from feda2l.algorithms.push_sum import PushSum
 from feda2l.algorithms.qg_dsgdm import QGDSGDm
 from feda2l.data.samples import Labelled
 from feda2l.engines.engine import Engine, Member, Rows
-from feda2l.engines.population import Population
+from feda2l.round.population import Population
 from feda2l.engines.stacked import Stacked
 from feda2l.layers import find_layers
 from feda2l.rates import Setting

@@ -18,7 +18,7 @@ import feda2l
 from feda2l import data
 from feda2l.engines import population as population_module
 from feda2l.engines.engine import Engine, ScoreJob
-from feda2l.engines.population import Population
+from feda2l.round.population import Population
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
 from feda2l.simulate.simulator import Simulator

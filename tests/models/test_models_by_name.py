@@ -6,7 +6,7 @@ import torch
 from feda2l.errors import FedA2LError
 from feda2l.layers import find_layers
 from feda2l.models import MODELS, build
-from feda2l.round.states import Layout
+from feda2l.round.layout import Layout
 
 
 def size(model) -> int:

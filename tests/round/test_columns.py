@@ -10,8 +10,8 @@ from feda2l.models import build
 from feda2l.rates import RULES
 from feda2l.rates.base import Measure
 from feda2l.round import adapt
-from feda2l.round.adapt import Columns
-from feda2l.round.states import Layout
+from feda2l.round.signals import LayerReductions
+from feda2l.round.layout import Layout
 
 ROWS = 10
 
@@ -79,7 +79,7 @@ def test_signals_are_the_equations_layer_by_layer(measure, dtype, rel, block, mo
     monkeypatch.setattr(adapt, "BLOCK", block)
     layout = Layout.of(Odd())
     base, trained, aggregated = states(layout, dtype)
-    columns = Columns(layout, ODD_LAYERS, measure)
+    columns = LayerReductions(layout, ODD_LAYERS, measure)
     sigma, zeta = columns.divergence(base, trained), columns.stability(trained, aggregated)
     assert sigma.dtype == zeta.dtype == torch.float64
     b, t, a = (measured(layout, ODD_LAYERS, measure, rows) for rows in (base, trained, aggregated))
@@ -97,7 +97,7 @@ def test_signals_are_the_equations_layer_by_layer(measure, dtype, rel, block, mo
 def test_movement_is_the_norm_of_what_training_changed(measure, dtype, rel):
     layout = Layout.of(Odd())
     base, trained, _ = states(layout, dtype)
-    columns = Columns(layout, ODD_LAYERS, measure)
+    columns = LayerReductions(layout, ODD_LAYERS, measure)
     movement = columns.movement(base, trained)
     assert movement.dtype == torch.float64
     b, t = (measured(layout, ODD_LAYERS, measure, rows) for rows in (base, trained))
@@ -111,7 +111,7 @@ def test_movement_is_the_norm_of_what_training_changed(measure, dtype, rel):
 def test_disagreement_is_the_mean_squared_distance_to_the_mean_model():
     layout = Layout.of(Odd())
     rows = states(layout)[1]
-    columns = Columns(layout, ODD_LAYERS, Measure())
+    columns = LayerReductions(layout, ODD_LAYERS, Measure())
     found = columns.disagreement(rows, rows.mean(dim=0))
     for layer, values in enumerate(measured(layout, ODD_LAYERS, Measure(), rows)):
         expected = sum(float((row - values.mean(dim=0)).square().sum()) for row in values) / ROWS
@@ -125,7 +125,7 @@ def test_disagreement_is_the_mean_squared_distance_to_the_mean_model():
 def test_a_rows_bits_do_not_depend_on_how_many_rows_are_reduced_together(name, measure):
     model = Odd() if name == "odd" else build(name)
     layout = Layout.of(model)
-    columns = Columns(layout, ODD_LAYERS if name == "odd" else find_layers(model), measure)
+    columns = LayerReductions(layout, ODD_LAYERS if name == "odd" else find_layers(model), measure)
     base = torch.randn(ROWS, layout.width)
     trained, aggregated = base + 0.1 * torch.randn(layout.width), base + 0.101 * torch.randn(layout.width)
     sigma, zeta = columns.divergence(base, trained), columns.stability(trained, aggregated)
@@ -147,7 +147,7 @@ def test_golden_vectors_of_the_specification(rule):
     """Spec A.7: sigma 0.1 and zeta 2/3, also with the released code's eps; 61 columns are padding."""
     model = nn.Linear(3, 1, bias=False)
     measure = RULES["feda2l"](preset=rule).measure
-    columns = Columns(Layout.of(model), find_layers(model), measure)
+    columns = LayerReductions(Layout.of(model), find_layers(model), measure)
     base, trained, aggregated = golden([1, 2, 2]), golden([1, 2, 2.3]), golden([1.0005, 2, 2.2])
     assert float(columns.divergence(base, trained)) == pytest.approx(0.1, abs=1e-8)
     assert float(columns.stability(trained, aggregated)) == pytest.approx(2 / 3, abs=1e-15)
@@ -162,7 +162,7 @@ def test_the_presets_measure_what_the_specification_says():
 
 def test_what_is_not_a_number_is_never_stable_and_shows_in_sigma():
     model = nn.Linear(3, 1, bias=False)
-    columns = Columns(Layout.of(model), find_layers(model), Measure())
+    columns = LayerReductions(Layout.of(model), find_layers(model), Measure())
     base, broken = golden([1, 2, 2]), golden([1, float("nan"), 2])
     assert not columns.divergence(base, broken).isfinite()
     assert float(columns.stability(base, broken)) == pytest.approx(2 / 3, abs=1e-15)

@@ -6,7 +6,7 @@ from torch import nn
 
 from feda2l.layers import find_layers
 from feda2l.models import build
-from feda2l.round.states import ALIGNMENT, Layout, Segment
+from feda2l.round.layout import ALIGNMENT, Layout, Segment
 
 
 class Mixed(nn.Module):

@@ -11,7 +11,7 @@ from feda2l.data.samples import Labelled
 from feda2l.layers import find_layers, layer_groups
 from feda2l.models import build
 from feda2l.round import train
-from feda2l.round.states import Layout
+from feda2l.round.layout import Layout
 from feda2l.round.train import Hyperparameters, Training, train_node
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from feda2l import data
 from feda2l.engines.batched_forward import covers
 from feda2l.engines.batched_resnet import resnet_forward
-from feda2l.engines.population import Population
+from feda2l.round.population import Population
 from feda2l.engines.running_statistics import RunningStatistics
 from feda2l.models.resnet import ResNet, resnet18_gn, resnet34
 from feda2l.runs.assemble import assemble

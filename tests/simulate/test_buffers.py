@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import feda2l
 from feda2l.engines.engine import EVALUATION_BATCH
-from feda2l.engines.population import averaged_buffers, point
+from feda2l.round.population import averaged_buffers, point
 from first_models import start_of
 
 NET = """

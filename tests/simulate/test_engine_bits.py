@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feda2l.engines.engine import Rows, Score, ScoreJob
-from feda2l.engines.population import point
+from feda2l.round.population import point
 from feda2l.engines.stacked import Stacked
 from feda2l.models import build
 from feda2l.round.train import Hyperparameters

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feda2l.engines.engine import EVALUATION_BATCH, Rows, ScoreJob, recalibrate_statistics
-from feda2l.engines.population import point
+from feda2l.round.population import point
 from feda2l.round.train import in_half
 from feda2l.simulate.simulator import Simulator
 

@@ -6,7 +6,7 @@ calls a hook once with all nodes of a run, a peer with its own row alone, so eve
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -66,6 +66,41 @@ class Neighbourhood:
     movement: Callable[[Tensor, Tensor], Tensor]  # ||b - a|| of every row and layer
 
 
+class Trial(NamedTuple):
+    """A rate that a node tried in a search, and the loss that it led to; a diverged trial's loss is infinite."""
+
+    rate: float
+    loss: float
+
+
+class RateSearch(Protocol):
+    """A search for each node's base rate: it tries rates, exchanges trials with its neighbours and decides."""
+
+    @property
+    def trials(self) -> int:
+        """How many rates each node draws."""
+
+    @property
+    def eval_epochs(self) -> int:
+        """Local epochs per trial."""
+
+    @property
+    def consensus(self) -> bool:
+        """Do all nodes agree on one rate?"""
+
+    def draw(self, seed: int, node: int) -> list[float]:
+        """A node's own candidates."""
+
+    def shortlist(self, own: list[Trial], heard: list[Trial], seed: int, node: int) -> list[float]:
+        """What a node tries itself once it has received its neighbours' trials."""
+
+    def decide(self, own: list[Trial], heard: list[Trial], tried: list[Trial]) -> float:
+        """The rate that a node takes; `tried` are the trials of its shortlist."""
+
+    def epochs(self, nodes: int) -> int:
+        """The most local epochs of a node whose closed neighbourhood has so many nodes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
     """A base algorithm: its parameters are its fields, and they are the keys of `[algorithm]` in a spec.
@@ -81,7 +116,6 @@ class Algorithm:
     defaults: ClassVar[Defaults] = {}  # spec keys that it sets unless the user does
     mixing: ClassVar[Literal["any", "doubly_stochastic", "symmetric", "push"]] = "any"  # what W must be
     teaches: ClassVar[bool] = False  # does `loss` want the base model's outputs?
-    searches: ClassVar[bool] = False  # does it look for the base rate before round 1? then it is a `DFedHPO`
 
     # --- local training ------------------------------------------------------------------------------------
 
@@ -133,11 +167,26 @@ class Algorithm:
         """The weights that a node gives those it hears, [k], float64, instead of the topology's."""
         return near.weights
 
+    def combine(self, near: Neighbourhood) -> Tensor:
+        """The model that a node makes of all states it received, [width], instead of their weighted mean.
+
+        `near.hear("model")` is what the closed neighbourhood published, [k, width].
+        """
+        return near.weights.to(near.base) @ near.hear("model")
+
     def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
         """The aggregated state A from what was sent and what mixing made of it; may change `mixed` in place."""
         return mixed["model"]
 
     # --- before the first round ----------------------------------------------------------------------------
+
+    @property
+    def rate_search(self) -> RateSearch | None:
+        """The search for the base rate before round 1, for an algorithm that has one.
+
+        It notes the rate and the epochs of every node under "found" and "epochs".
+        """
+        return None
 
     def check(self, task: Task) -> None:
         """Raise a FedA2LError if the algorithm cannot serve this task."""

@@ -7,25 +7,17 @@ that of the paper's abstract and of an implementation by FedA2L's authors.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm
+from feda2l.algorithms.base import Algorithm, Trial
 from feda2l.errors import FedA2LError
 from feda2l.randomness import derive_seed, numpy_generator
 
 GRID = 200  # rates that the forest is asked about
 TREES = 50
-SPREAD = 1.01  # consensus: largest over smallest rate
-
-
-class Trial(NamedTuple):
-    """A rate and the validation loss that training with it came to; infinite if it diverged."""
-
-    rate: float
-    loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +38,6 @@ class DFedHPO(Algorithm):
 
     summary = "a search for the base rate before round 1, then FedAvg"
     citation = "Khan et al. 2025"
-    searches = True
 
     trials: int = 10
     eval_epochs: int = 3
@@ -66,6 +57,13 @@ class DFedHPO(Algorithm):
         """What the search finds: a rate a node (0: not searched yet), and the epochs that it took."""
         zeros = torch.zeros(len(shares), dtype=torch.float64)
         return {"found": zeros, "epochs": zeros.clone()}
+
+    @property
+    def rate_search(self) -> "DFedHPO":
+        return self
+
+    def epochs(self, nodes: int) -> int:
+        return self.trials * self.eval_epochs * (nodes if self.aggregator == "FA" else 1)
 
     def draw(self, seed: int, node: int) -> list[float]:
         """A node's own candidates."""

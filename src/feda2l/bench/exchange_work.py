@@ -25,6 +25,7 @@ from feda2l.models import build
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
 from feda2l.peer.node import Node
+from feda2l.round.aggregate import aggregate
 from feda2l.runs.assemble import populate
 from feda2l.wire.certificates import issue, make_authority
 from feda2l.wire.payload import pack
@@ -65,18 +66,18 @@ def ours(place: Place) -> Exchanger:
     node = Node(config, NodeLog(place.name, None, level="warning"))
     engine = populate([node.assembled])
     engine.keep_memory()
-    node.peer.make_template()
+    node.exchange.make_template(node.live)
     courier = node.connect()
-    base, trained = node.peer.population.base, node.peer.population.trained
-    trained.copy_(base)
+    state = node.live.state
+    state.trained.copy_(state.base)
     wait_for(lambda: all(map(courier.transport.alive, place.neighbours)))
 
     def exchange(number: int) -> None:
-        node.peer.round = number - 1
+        state.round = number - 1
         courier.begin()
-        node.peer.mix()
-        if len(node.peer.heard) != len(neighbours):
-            raise RuntimeError(f"{place.name}: heard {node.peer.heard} only")
+        aggregate(node.live, [0])
+        if len(node.exchange.heard) != len(neighbours):
+            raise RuntimeError(f"{place.name}: heard {node.exchange.heard} only")
 
     return Exchanger(exchange, courier.close)
 

@@ -23,7 +23,7 @@ from feda2l.engines.timer_passes import draws_of
 from feda2l.models.timer import Timer
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
-from feda2l.simulate.simulator import Simulator
+from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
 
 NODES, EACH = 10, 5000
@@ -158,20 +158,20 @@ def _ours(
     runs: int = 1,
     nodes: int = NODES,
     runtime: dict[str, Any] | None = None,
-) -> Iterator[tuple[list[Assembled], Simulator]]:
+) -> Iterator[tuple[list[Assembled], RoundLoop]]:
     overrides = {"data": {"nodes": nodes}, "model": {"name": model}, "training": {"batch_size": batch}}
     members = _assembled(overrides, images, "cuda", runs, **{"precision": "bf16", **(runtime or {})})
     torch.cuda.reset_peak_memory_stats()
     engine = populate(members)
     engine.start(0)
     try:
-        yield members, Simulator(engine, [member.simulation for member in members])
+        yield members, RoundLoop(engine, [member.live for member in members])
     finally:
         engine.close()
         torch.cuda.empty_cache()
 
 
-def _median_round(simulator: Simulator, rounds: int) -> tuple[float, dict[str, float]]:
+def _median_round(simulator: RoundLoop, rounds: int) -> tuple[float, dict[str, float]]:
     """The median round's training seconds, and its parts'; the first round (capture, compilation) is not counted."""
     simulated = simulator.rounds()
     next(simulated)

@@ -34,7 +34,7 @@ class PlainLoop:
     @classmethod
     def of(cls, run: Assembled, batches: Sequence[Sequence[Any]] | None = None) -> Self:
         """The same work as a run's; `batches` fixes each node's batches (positions in its shard), by default drawn."""
-        training, shards = run.simulation.member.training, run.simulation.member.shards
+        training, shards = run.live.plan.member.training, run.live.plan.member.shards
         loaders = []
         for node, shard in enumerate(shards):
             own = TensorDataset(training.samples.inputs(shard), training.samples.targets(shard))

@@ -18,9 +18,10 @@ from feda2l.data.images import digits
 from feda2l.data.samples import Dataset
 from feda2l.data.series import Lengths, Series, Site, Split
 from feda2l.data.series import assemble as series
+from feda2l.round.round import Completed
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
-from feda2l.simulate.simulator import Completed, Simulator, one_thread
+from feda2l.simulate.loop import RoundLoop, one_thread
 from feda2l.spec.spec import Spec
 from feda2l.topology import build, build_mixing
 
@@ -83,7 +84,7 @@ def _in_turn(run: Assembled, sides: Mapping[str, Callable[[], object]], rounds: 
     first, second = medians.values()
     ratio = second / first
     return Result(
-        what=f"{run.simulation.nodes} nodes, {samples:,} {unit} a round, {repetition} x {rounds} rounds",
+        what=f"{run.live.plan.nodes} nodes, {samples:,} {unit} a round, {repetition} x {rounds} rounds",
         outcome=", ".join(
             f"{side} {medians[side]:,.0f} {unit}/s ({min(values):,.0f} to {max(values):,.0f})"
             for side, values in speeds.items()
@@ -105,7 +106,7 @@ def adapt(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int)
     totals = {part: sum(values) for part, values in seconds.items()}
     share = totals["adapt"] / sum(totals.values())
     return Result(
-        what=f"{run.simulation.nodes} nodes, {_images(run):,} images a round, {rounds} rounds",
+        what=f"{run.live.plan.nodes} nodes, {_images(run):,} images a round, {rounds} rounds",
         outcome=", ".join(f"{part} {total / rounds:.3g} s" for part, total in totals.items()) + " a round",
         figure=f"{share:.2%}".replace("%", " %"),
         numbers={"share": share, "seconds": seconds},
@@ -146,7 +147,7 @@ def growth(*, sizes: tuple[int, int], graphs: tuple[str, ...], rounds: int) -> R
                 times = [_seconds(lambda: next(simulated), 1) for _ in range(rounds)]
             each.setdefault(graph, {})[nodes] = 1e6 * statistics.median(times) / nodes
             note(f"{graph}, {nodes} nodes")
-    parameters = sum(slot.size for slot in run.simulation.population.layout.slots)
+    parameters = sum(slot.size for slot in run.live.state.population.layout.slots)
     ratios = {graph: found[sizes[1]] / found[sizes[0]] for graph, found in each.items()}
     return Result(
         what=f"{parameters:,} parameters a node, {sizes[0]:,} and {sizes[1]:,} nodes, {rounds} rounds",
@@ -189,14 +190,14 @@ def _ours(spec: Mapping[str, Any], data: Dataset) -> Iterator[tuple[Assembled, I
     engine = populate([run])
     engine.start()
     try:
-        yield run, Simulator(engine, [run.simulation]).rounds()
+        yield run, RoundLoop(engine, [run.live]).rounds()
     finally:
         engine.close()
 
 
 def _images(run: Assembled) -> int:
     """How many samples a round trains on."""
-    training, shards = run.simulation.member.training, run.simulation.member.shards
+    training, shards = run.live.plan.member.training, run.live.plan.member.shards
     return sum(len(order) for shard in shards for order in training.epoch_orders(shard, 0, 1))
 
 

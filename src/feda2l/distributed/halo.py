@@ -1,7 +1,7 @@
 """Mixing over ranks: the rows of other ranks that this one's nodes hear (its halo) are fetched, then summed as ever."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from feda2l.topology.plan import Plan
 Ids = NDArray[np.int64]
 
 
-class _Exchange(NamedTuple):
+class _Transfers(NamedTuple):
     """Who sends which rows to whom in a phase, and what of the mixing needs none of that."""
 
     sent: list[tuple[int, Tensor]]  # to a rank: which of our rows, by place
@@ -27,39 +27,35 @@ class _Exchange(NamedTuple):
     ours: Ids  # places of our rows that `outer` hears
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class HaloMixing(Mixing):
-    """`Mixing` of a whole network for one rank's rows: `apply` takes and gives [own nodes, columns].
+@dataclass(eq=False)
+class Halo:
+    """The mixing of a whole network for one rank's rows: `apply` takes and gives [own nodes, columns].
 
-    Nodes are numbered here as in the rank's rows, 0, 1, ...; the neighbours that `row` names are the network's.
     Each row travels once to every rank that has a listener; rows that hear none of them are mixed meanwhile.
     """
 
+    whole: Mixing
     ranks: Ranks
     ids: Ids  # which of the network's nodes are ours, ascending
     owner: Ids  # the rank of every node
-    own_weights: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False)  # by phase, if not W's
-    exchanges: dict[int, _Exchange] = field(default_factory=dict, repr=False)
+    chosen: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False)  # weights by phase, if not W's
+    transfers: dict[int, _Transfers] = field(default_factory=dict, repr=False)
     plans: dict[tuple[int, torch.device, torch.dtype], tuple[Plan, Plan]] = field(default_factory=dict, repr=False)
     known: dict[tuple[int, torch.Size], Tensor] = field(default_factory=dict, repr=False)  # halos fetched this round
     rooms: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(default_factory=dict, repr=False)
 
-    @classmethod
-    def of(cls, mixing: Mixing, ranks: Ranks, ids: Ids, owner: Ids) -> "HaloMixing":
-        return cls(mixing.topology, mixing.weights, mixing._period, mixing.push, ranks=ranks, ids=ids, owner=owner)
-
     def apply(self, trained: Tensor, round: int, out: Tensor) -> None:
-        phase = self.topology.phase(round)
-        exchange = self._exchange(phase, round)
+        phase = self.whole.topology.phase(round)
+        transfers = self._transfers_of(phase, round)
         inner, outer = self._inner_and_outer(phase, round, trained)
         # what the outer rows hear: ours, then the halo
-        count = len(exchange.ours)
-        near = self._room("near", count + len(exchange.halo), trained)
+        count = len(transfers.ours)
+        near = self._room("near", count + len(transfers.halo), trained)
         known = self.known.get((trained.data_ptr(), trained.shape))
-        flight = self._fetch(exchange, trained, near[count:]) if known is None else None
+        flight = self._fetch(transfers, trained, near[count:]) if known is None else None
         if known is not None:
             near[count:].copy_(known)
-        torch.index_select(trained, 0, torch.from_numpy(exchange.ours).to(trained.device), out=near[:count])
+        torch.index_select(trained, 0, torch.from_numpy(transfers.ours).to(trained.device), out=near[:count])
         inner.apply(trained, out)  # while rows are on their way
         if flight:
             flight.wait()
@@ -67,34 +63,34 @@ class HaloMixing(Mixing):
 
     def hear(self, values: Tensor, round: int) -> Callable[[Sequence[int]], Tensor]:
         """A function from the network's ids to these nodes' rows of what is published; fetches what is elsewhere."""
-        exchange = self._exchange(self.topology.phase(round), round)
+        transfers = self._transfers_of(self.whole.topology.phase(round), round)
         rows = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
-        halo = rows.new_empty(len(exchange.halo), rows.shape[1])
-        self._fetch(exchange, rows, halo).wait()
+        halo = rows.new_empty(len(transfers.halo), rows.shape[1])
+        self._fetch(transfers, rows, halo).wait()
         self.known[rows.data_ptr(), rows.shape] = halo
-        place = _places(self.topology.nodes, self.ids, exchange.halo)
+        place = _places(self.whole.topology.nodes, self.ids, transfers.halo)
         all_rows = torch.cat([rows, halo]).view(-1, *values.shape[1:])
         return lambda ids: all_rows[torch.from_numpy(place[list(ids)]).to(all_rows.device)]
 
-    def row(self, node: int, round: int = 1) -> tuple[tuple[int, ...], Tensor]:
-        return super().row(int(self.ids[node]), round)
+    def reweigh(self, weights: Sequence[Tensor], round: int) -> None:
+        """Other weights of our rows until the round ends; what was heard to choose them is not fetched again."""
+        self.chosen = {self.whole.topology.phase(round): torch.cat(list(weights)).double().numpy()}
+        self.plans.clear()
 
-    def given(self, node: int, round: int) -> Tensor:
-        return super().given(int(self.ids[node]), round)
-
-    def reweighed(self, weights: Sequence[Tensor], round: int) -> "HaloMixing":
-        """Other weights of our rows; what was heard to choose them is not fetched again."""
-        own = {self.topology.phase(round): torch.cat(list(weights)).double().numpy()}
-        return replace(self, own_weights=own, plans={})
+    def end_round(self) -> None:
+        """The next round has the topology's weights again."""
+        if self.chosen:
+            self.chosen = {}
+            self.plans.clear()
 
     def forget(self) -> None:
-        """The round is mixed: what was fetched is old."""
+        """The exchange is mixed: what was fetched is old."""
         self.known.clear()
 
-    def _exchange(self, phase: int, round: int) -> _Exchange:
-        if phase not in self.exchanges:
-            nodes, me = self.topology.nodes, self.ranks.rank
-            everyone = self.part(np.arange(nodes), round)
+    def _transfers_of(self, phase: int, round: int) -> _Transfers:
+        if phase not in self.transfers:
+            nodes, me = self.whole.topology.nodes, self.ranks.rank
+            everyone = self.whole.part(np.arange(nodes), round)
             hearer = np.repeat(np.arange(nodes), np.diff(everyone.offsets))
             listener, speaker = self.owner[hearer], self.owner[everyone.ids]
             out, into = (speaker == me) & (listener != me), (listener == me) & (speaker != me)
@@ -105,8 +101,8 @@ class HaloMixing(Mixing):
             of, halo = np.divmod(received, nodes)
             place = _places(nodes, self.ids)
             outer = np.unique(place[hearer[into]])
-            heard = place[self.part(self.ids[outer], round).ids]
-            self.exchanges[phase] = _Exchange(
+            heard = place[self.whole.part(self.ids[outer], round).ids]
+            self.transfers[phase] = _Transfers(
                 [(int(rank), torch.from_numpy(place[rows[to == rank]])) for rank in np.unique(to)],
                 [(int(rank), int((of == rank).sum())) for rank in np.unique(of)],
                 halo,
@@ -114,33 +110,33 @@ class HaloMixing(Mixing):
                 outer,
                 np.unique(heard[heard >= 0]),
             )
-        return self.exchanges[phase]
+        return self.transfers[phase]
 
     def _inner_and_outer(self, phase: int, round: int, like: Tensor) -> tuple[Plan, Plan]:
         key = phase, like.device, like.dtype
         if key not in self.plans:
-            exchange, rows = self._exchange(phase, round), self.part(self.ids, round)
-            if phase in self.own_weights:
-                rows = rows._replace(weights=self.own_weights[phase])
-            inner, outer = rows.take(exchange.inner), rows.take(exchange.outer)
-            own = _places(self.topology.nodes, self.ids)
-            near = _places(self.topology.nodes, self.ids[exchange.ours], exchange.halo)
+            transfers, rows = self._transfers_of(phase, round), self.whole.part(self.ids, round)
+            if phase in self.chosen:
+                rows = rows._replace(weights=self.chosen[phase])
+            inner, outer = rows.take(transfers.inner), rows.take(transfers.outer)
+            own = _places(self.whole.topology.nodes, self.ids)
+            near = _places(self.whole.topology.nodes, self.ids[transfers.ours], transfers.halo)
             self.plans[key] = (
-                Plan.of(inner._replace(ids=own[inner.ids]), exchange.inner, like),
-                Plan.of(outer._replace(ids=near[outer.ids]), exchange.outer, like),
+                Plan.of(inner._replace(ids=own[inner.ids]), transfers.inner, like),
+                Plan.of(outer._replace(ids=near[outer.ids]), transfers.outer, like),
             )
         return self.plans[key]
 
-    def _fetch(self, exchange: _Exchange, rows: Tensor, halo: Tensor) -> Flight:
+    def _fetch(self, transfers: _Transfers, rows: Tensor, halo: Tensor) -> Flight:
         """Send what others hear of ours, and receive the halo."""
-        copies = self._room("sent", sum(len(places) for _, places in exchange.sent), rows)
+        copies = self._room("sent", sum(len(places) for _, places in transfers.sent), rows)
         sent, start = [], 0
-        for rank, places in exchange.sent:
+        for rank, places in transfers.sent:
             own = copies[start : start + len(places)]
             sent.append((rank, torch.index_select(rows, 0, places.to(rows.device), out=own)))
             start += len(places)
-        parts = halo.split([count for _, count in exchange.received]) if exchange.received else ()
-        received = [(rank, part) for (rank, _), part in zip(exchange.received, parts, strict=True)]
+        parts = halo.split([count for _, count in transfers.received]) if transfers.received else ()
+        received = [(rank, part) for (rank, _), part in zip(transfers.received, parts, strict=True)]
         return self.ranks.start(sent, received)
 
     def _room(self, purpose: str, rows: int, like: Tensor) -> Tensor:

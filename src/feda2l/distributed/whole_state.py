@@ -1,44 +1,46 @@
-"""A run's state is one, however many ranks hold it: gathered for a checkpoint, dealt out when the run goes on."""
+"""The state of a run on several ranks: gathered for a checkpoint, scattered when the run resumes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from feda2l.distributed.collectives import NodesOnRanks
 from feda2l.distributed.ranks import LEADER
-from feda2l.distributed.sharded import Sharded
 from feda2l.errors import FedA2LError
+from feda2l.round.run import LiveRun
 from feda2l.simulate.checkpoint import load, read_checkpoint, tensors
 
-RATES = "rates."
 Contents = list[tuple[str, torch.Size, torch.dtype]]
 
 
-def gather_state(simulation: Sharded) -> dict[str, Tensor] | None:
+def gather_state(run: LiveRun) -> dict[str, Tensor] | None:
     """What a checkpoint of one process holds, at the leader; None elsewhere. Tensor by tensor: no rank sends it all."""
     whole: dict[str, Tensor] = {}
-    for name, own in tensors(simulation).items():
-        axis = _node_axis(simulation, name)
+    axis_of = _node_axes(run)
+    for name, own in tensors(run).items():
+        axis = axis_of(name)
         if axis is None:
             whole[name] = own
-        elif (joined := _gather(simulation, own.movedim(axis, 0).contiguous())) is not None:
+        elif (joined := _gather(run, own.movedim(axis, 0).contiguous())) is not None:
             whole[name] = joined.movedim(0, axis).contiguous()
-    return whole if simulation.ranks.leads else None
+    return whole if _shared(run).ranks.leads else None
 
 
-def restore_part(simulation: Sharded, path: Path) -> bool:
+def restore_part(run: LiveRun, path: Path) -> bool:
     """Bring every rank's rows to the state of the leader's checkpoint; False if there is none."""
-    ranks, whole = simulation.ranks, dict[str, Tensor]()
+    ranks, axis_of, whole = _shared(run).ranks, _node_axes(run), dict[str, Tensor]()
 
     def read() -> Contents | None:
         if not ranks.leads or not path.exists():
             return None
         whole.update(read_checkpoint(path))
         for name, values in whole.items():
-            axis = _node_axis(simulation, name)
-            if axis is not None and (axis >= values.dim() or values.shape[axis] != simulation.network):
+            axis = axis_of(name)
+            if axis is not None and (axis >= values.dim() or values.shape[axis] != run.plan.network):
                 raise FedA2LError(
-                    f"{path}: {name} is {list(values.shape)}, not of {simulation.network} nodes: it is of another run"
+                    f"{path}: {name} is {list(values.shape)}, not of {run.plan.network} nodes: it is of another run"
                 )
         return [(name, values.shape, values.dtype) for name, values in whole.items()]
 
@@ -47,35 +49,47 @@ def restore_part(simulation: Sharded, path: Path) -> bool:
         return False
     own: dict[str, Tensor] = {}
     for name, shape, dtype in contents:
-        own[name] = _deal(simulation, name, whole.get(name), shape, dtype)
-    ranks.together(lambda: load(simulation, own, path))
+        own[name] = _scatter(run, axis_of(name), whole.get(name), shape, dtype)
+    ranks.together(lambda: load(run, own, path))
     return True
 
 
-def _node_axis(simulation: Sharded, name: str) -> int | None:
-    """Along which axis of a checkpoint's tensor the nodes lie."""
-    if name in ("round", "clock"):  # every rank has the whole network's time
-        return None
-    return simulation.rate_axes.get(name.removeprefix(RATES)) if name.startswith(RATES) else 0
+def _node_axes(run: LiveRun) -> Callable[[str], int | None]:
+    """A function: along which axis of a checkpoint's tensor the nodes lie; None where every rank has all of it.
+
+    Of a rate rule's state that is the axis that fewer nodes make shorter.
+    """
+    whole = run.exchange.start_rates(run.whole.rule, run.whole.setting).state_dict()
+    own = run.exchange.start_rates(run.plan.rule, run.plan.setting).state_dict()
+    axes: dict[str, int | None] = {"round": None, "clock": None}
+    for key, values in own.items():
+        sizes = enumerate(zip(values.shape, whole[key].shape, strict=True))
+        axes[f"rates.{key}"] = next((axis for axis, (here, all_) in sizes if here != all_), None)
+    return lambda name: axes.get(name, None if name.startswith("rates.") else 0)
 
 
-def _gather(simulation: Sharded, own: Tensor) -> Tensor | None:
+def _shared(run: LiveRun) -> NodesOnRanks:
+    assert isinstance(run.collectives, NodesOnRanks)
+    return run.collectives
+
+
+def _gather(run: LiveRun, own: Tensor) -> Tensor | None:
     """All ranks' rows in the order of their ids, at the leader."""
-    ranks, ids = simulation.ranks, simulation.placement.ids
+    ranks, ids = _shared(run).ranks, _shared(run).placement.ids
     if not ranks.leads:
         ranks.start([(LEADER, own)] if own.numel() else [], []).wait()
         return None
     parts = [own if rank == LEADER else own.new_empty(len(mine), *own.shape[1:]) for rank, mine in enumerate(ids)]
     ranks.start([], [(rank, part) for rank, part in enumerate(parts) if rank != LEADER and part.numel()]).wait()
-    whole = own.new_empty(simulation.network, *own.shape[1:])
+    whole = own.new_empty(run.plan.network, *own.shape[1:])
     for mine, part in zip(ids, parts, strict=True):
         whole[torch.from_numpy(mine)] = part
     return whole
 
 
-def _deal(simulation: Sharded, name: str, whole: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def _scatter(run: LiveRun, axis: int | None, whole: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Our rows of a tensor that the leader has."""
-    ranks, ids, axis = simulation.ranks, simulation.placement.ids, _node_axis(simulation, name)
+    ranks, ids = _shared(run).ranks, _shared(run).placement.ids
     sizes = list(shape)
     if whole is not None:
         parts = [

@@ -22,8 +22,8 @@ from feda2l.engines.engine import (
     sample_errors,
     tally,
 )
-from feda2l.engines.population import Population, point
 from feda2l.randomness import derive_seed
+from feda2l.round.population import Population, point
 from feda2l.round.train import Loss, Training
 
 EVALUATION_BATCH = 2500

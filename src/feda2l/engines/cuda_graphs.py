@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from feda2l.engines.cuda_engine import WARM_UP, CudaEngine, next_samples
 from feda2l.engines.engine import TrainJob
-from feda2l.round.local import Local
+from feda2l.round.local_step import Local
 from feda2l.round.train import gradients_of, in_memory_order, objective
 
 STREAMS = 16

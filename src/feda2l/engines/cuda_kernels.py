@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from feda2l.round.states import Layout
+from feda2l.round.layout import Layout
 
 BLOCK = 1024
 KINDS = {"sgd": 0, "adam": 1, "adamw": 2}

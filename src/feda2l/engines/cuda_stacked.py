@@ -20,7 +20,7 @@ from feda2l.engines.batched_resnet import resnet_forward
 from feda2l.engines.batched_timer import dropouts, timer_forward
 from feda2l.engines.compiling import compiled
 from feda2l.engines.cuda_engine import WARM_UP, CudaEngine, next_samples, step_of, with_loss
-from feda2l.engines.engine import ERRORS, Score, ScoreJob, TrainJob, sample_errors
+from feda2l.engines.engine import Score, ScoreJob, TrainJob, sample_errors
 from feda2l.engines.folded_norms import FoldedNorms
 from feda2l.engines.forecast_scores import Question, summed_errors
 from feda2l.engines.group_size import group_size
@@ -29,7 +29,8 @@ from feda2l.engines.stacked import stacked_loss
 from feda2l.engines.timer_passes import draws_of
 from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
-from feda2l.round.local import Local
+from feda2l.round.local_step import Local
+from feda2l.round.run import ERRORS
 from feda2l.round.train import Training
 
 SCORED = 10  # models that are scored together; fewer do not pay for compiling

@@ -3,54 +3,20 @@
 import copy
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from feda2l.data.samples import Samples
-from feda2l.engines.population import Population, point
-from feda2l.round.local import Local
-from feda2l.round.train import Answer, Hyperparameters, Loss, Node, Training, in_half, train_node
+from feda2l.round.local_step import Local
+from feda2l.round.population import Population, point
+from feda2l.round.run import Member, TrainJob
+from feda2l.round.train import Answer, Hyperparameters, Loss, Node, in_half, train_node
 from feda2l.worker_pool import Pool, default_processes
 
 EVALUATION_BATCH = 500
-ERRORS = ("mse", "mae")  # of a sample: the mean over its numbers of squared and absolute errors
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-
-
-@dataclass(frozen=True)
-class Member:
-    """What an engine needs to know of one run of the pack: its training, its nodes' samples, its test set."""
-
-    training: Training
-    shards: list[Tensor]  # what each node trains on
-    local: list[Tensor]  # the rest of each node's samples
-    test: Samples
-    classes: int | None  # None: the targets are numbers
-    tests: list[Tensor] | None = None  # each node's own part of the test set; None: all of it for every node
-    ids: tuple[int, ...] = ()  # which of the network's nodes these are, by which they draw; none: 0, 1, 2, ...
-
-    def id(self, node: int) -> int:
-        """The network's number of the run's `node`-th node."""
-        return self.ids[node] if self.ids else node
-
-    @property
-    def tallied(self) -> int:
-        """How many sums a score keeps beside the loss."""
-        return len(ERRORS) if self.classes is None else self.classes
-
-
-class TrainJob(NamedTuple):
-    """Train one row: a node of a run, in a round, with these rates; for other epochs than a round's if told."""
-
-    row: int
-    run: int
-    node: int
-    round: int
-    hyper: Hyperparameters
-    epochs: int | None = None
 
 
 class ScoreJob(NamedTuple):

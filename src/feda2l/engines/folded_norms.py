@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from feda2l.engines.population import CPU
+from feda2l.round.population import CPU
 
 
 class FoldedNorms:

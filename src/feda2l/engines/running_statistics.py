@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from feda2l.engines.population import Population, averaged_buffers, is_batch_count
+from feda2l.round.population import Population, averaged_buffers, is_batch_count
 
 MOMENTUM = 0.1  # torch's
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from feda2l.engines.engine import EVALUATION_BATCH, Engine, Member, Score, ScoreJob, TrainJob, tally
-from feda2l.engines.population import Population
 from feda2l.errors import FedA2LError
 from feda2l.randomness import derive_seed
-from feda2l.round.local import Local, Views
-from feda2l.round.states import Layout
+from feda2l.round.layout import Layout
+from feda2l.round.local_step import Local, Views
+from feda2l.round.population import Population
 from feda2l.round.train import Loss, Training, gradients_of
 
 # the others (sigmoid, GELU, SiLU, ELU) give an element other bits at the end of a tensor than inside it

@@ -15,23 +15,24 @@ from feda2l.peer.check import refuse_unfit
 from feda2l.peer.config import DeadlineConfig, NodeConfig
 from feda2l.peer.connect import connect, credentials, reconnect
 from feda2l.peer.courier import Courier, Facts
+from feda2l.peer.exchange import OverNetwork
 from feda2l.peer.log import FILE, NodeLog
 from feda2l.peer.meddler import PlannedFaults
 from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
 from feda2l.peer.neighbours import Neighbour
-from feda2l.peer.peer import Peer
 from feda2l.peer.search import search
 from feda2l.records.round_record import METRICS, RoundRecord, missed_round
 from feda2l.records.round_timings import round_timings
 from feda2l.records.run_folder import RunFolder
-from feda2l.runs.assemble import Assembled, Place, assemble, populate
+from feda2l.round.round import Completed
+from feda2l.runs.assemble import Assembled, Place, assemble_at, populate
 from feda2l.runs.datasets import Loaded, load_data
 from feda2l.runs.device import find_device
 from feda2l.runs.pack import begin_folder, why_diverged
 from feda2l.runs.resume import check_same_run, continued, finished, saved_spec
-from feda2l.runs.summary import write_summary
+from feda2l.runs.summary import searched_rates, write_summary
 from feda2l.simulate.checkpoint import restore, save_checkpoint
-from feda2l.simulate.simulator import Completed, Simulator, one_thread
+from feda2l.simulate.loop import RoundLoop, one_thread
 from feda2l.wire.message import Head
 from feda2l.wire.refused import Refused
 from feda2l.wire.transport import Transport
@@ -55,10 +56,9 @@ class Node:
     ) -> None:
         self.config, self.log, self.reload = config, log, reload
         self.folder = RunFolder(config.state)
-        self.assembled = assemble_node(config, data, self.folder)
-        assert isinstance(self.assembled.simulation, Peer)
-        self.peer: Peer = self.assembled.simulation
-        self.meddler = PlannedFaults.load(config.faults, config.id, self.peer.network) if config.faults else None
+        self.assembled, self.exchange = assemble_node(config, data, self.folder)
+        self.live, self.plan = self.assembled.live, self.assembled.live.plan
+        self.meddler = PlannedFaults.load(config.faults, config.id, self.plan.network) if config.faults else None
         self.transport = transport
         self.alone = 0  # rounds in which nobody was heard
         self.away: set[str] = set()  # neighbours that the log called away
@@ -86,19 +86,19 @@ class Node:
             stack.enter_context(self._signals())
             self._status("starting")
             self._join(engine)
-            simulator = Simulator(engine, [self.peer])
-            self._loop(simulator)
-            self._end(simulator)
+            loop = RoundLoop(engine, [self.live])
+            self._loop(loop)
+            self._end(loop)
 
     def _begin(self, engine: Engine) -> None:
         """The folder as it was left, or a new one."""
-        folder, peer = self.folder, self.peer
+        folder, live = self.folder, self.live
         if folder.checkpoint.exists():
-            restore(peer, folder.checkpoint)
-            self.log.round = peer.round
-            self.log.info("resumed", after=peer.round)
+            restore(live, folder.checkpoint)
+            self.log.round = live.state.round
+            self.log.info("resumed", after=live.state.round)
         begin_folder(self.assembled, folder, engine=engine.name, pack=1, node=self.config.id)
-        peer.make_template()
+        self.exchange.make_template(live)
 
     def _monitor(self) -> Monitor:
         most = self.config.deadline.most
@@ -106,15 +106,15 @@ class Node:
 
     def connect(self) -> Courier:
         """Listen, and reach for the neighbours."""
-        config, peer = self.config, self.peer
+        config, plan = self.config, self.plan
         authority, identity = credentials(config)
         self.expires = identity.until.timestamp() if identity else None
         facts = Facts(
             run=self._run,
             name=config.name,
-            model=peer.template.fingerprint,
-            samples=len(peer.member.shards[0]),
-            steps=peer.steps,
+            model=self.exchange.template.fingerprint,
+            samples=len(plan.member.shards[0]),
+            steps=plan.steps[0],
             degree=len(config.hears),
             heard_by=len(config.heard_by),
         )
@@ -125,14 +125,14 @@ class Node:
             facts,
             identity=identity,
             authority=authority,
-            rounds=peer.rounds,
-            exchanges=peer.algorithm.gossip,
+            rounds=plan.rounds,
+            exchanges=plan.algorithm.gossip,
             listeners=self._listeners(config),
-            kept=2 if all(near.direction == "both" for near in config.neighbours) else peer.network + 1,
+            kept=2 if all(near.direction == "both" for near in config.neighbours) else plan.network + 1,
             meddler=self.meddler,
             rejected=self._rejected,
         )
-        peer.courier = courier
+        self.exchange.courier = courier
         self.log.info("listening", address=config.listen, neighbours=[n.name for n in config.neighbours])
         return courier
 
@@ -153,45 +153,46 @@ class Node:
         return config.deadline.model_copy(update={"least": fixed, "most": max(fixed, config.deadline.most)})
 
     def _join(self, engine: Engine) -> None:
-        """Meet the neighbours: all of them before round 1, those who are there when coming back."""
-        peer, deadline, before = self.peer, self._deadline(self.config), self.peer.round
-        searches = not before and peer.algorithm.searches
+        """Meet the neighbours: all of them before round 1, those who are present when coming back."""
+        state, plan, exchange, deadline = self.live.state, self.plan, self.exchange, self._deadline(self.config)
+        before = state.round
+        searches = not before and plan.algorithm.rate_search is not None
         if searches:
             with one_thread():
-                rate = search(engine, peer, lambda: self._meet(deadline.most))
+                rate = search(engine, self.live, exchange, lambda: self._meet(deadline.most))
             self.log.info("searched", rate=rate)
         else:
-            # no payload: what it says is that we are here, and how far we are
-            self.courier.publish(before, peer.algorithm.gossip if before else 0, {}, peer.template)
+            # no payload: it says that this node is here, and how far it is
+            self.courier.publish(before, plan.algorithm.gossip if before else 0, {}, exchange.template)
         heads = self._meet(BACK * deadline.least if before or searches else deadline.most)
         self.log.info("met", neighbours=[neighbour.name for neighbour in heads])
         if not before and not searches:
-            steps = {peer.id: peer.steps} | {neighbour.id: max(1, head.steps) for neighbour, head in heads.items()}
-            peer.setting = replace(peer.setting, near_steps=(tuple(steps[id] for id in sorted(steps)),))
-            peer.rates = peer.rule.start(peer.setting)
+            steps = {exchange.id: plan.steps[0]} | {near.id: max(1, head.steps) for near, head in heads.items()}
+            setting = replace(plan.setting, near_steps=(tuple(steps[id] for id in sorted(steps)),))
+            state.rates = exchange.start_rates(plan.rule, setting)
         with one_thread():
-            rejoined = peer.is_behind(heads, before) and peer.take_over(heads)
+            rejoined = exchange.is_behind(self.live, heads, before) and exchange.take_over(self.live, heads)
         if rejoined:
-            self.log.info("rejoined", at=peer.round, own=before, heard=list(peer.heard))
-            self.log.round = peer.round
+            self.log.info("rejoined", at=state.round, own=before, heard=list(exchange.heard))
+            self.log.round = state.round
 
     def _meet(self, seconds: float) -> dict[Neighbour, Head]:
         """How far the neighbours are; who does not answer in time is away."""
-        peer, before = self.peer, self.peer.round
+        before = self.live.state.round
 
         def enough(heads: Mapping[Neighbour, Head]) -> bool:
-            return self.stopping or peer.is_behind(heads, before)
+            return self.stopping or self.exchange.is_behind(self.live, heads, before)
 
         heads = self.courier.newest(seconds, enough, after=before)
         for neighbour in self.courier.neighbours:
             neighbour.present = neighbour in heads
-        peer.listen(heads)
+        self.exchange.listen(heads)
         return heads
 
-    def _loop(self, simulator: Simulator) -> None:
-        peer, config = self.peer, self.config
+    def _loop(self, loop: RoundLoop) -> None:
+        live, config = self.live, self.config
         recorded = len(self.folder.read())
-        rounds = simulator.rounds()
+        rounds = loop.rounds()
         while not self.stopping:
             if self.reloading:
                 self._reload()
@@ -201,37 +202,37 @@ class Node:
                 break
             (done,) = completed
             if done.record is None:
-                raise RunFailed(why_diverged(self.assembled))
+                raise RunFailed(why_diverged(live))
             recorded = self._record(done, recorded)
-            if peer.round % config.checkpoint_rounds == 0 or self.stopping or not peer.active:
+            if live.state.round % config.checkpoint_rounds == 0 or self.stopping or not live.active:
                 self._save()
             self._status("leaving" if self.stopping else "running", done.record)
-        if recorded == peer.round and peer.round % config.checkpoint_rounds:
+        if recorded == live.state.round and live.state.round % config.checkpoint_rounds:
             self._save()  # told to leave after it was decided that this round needs no checkpoint
 
     def _record(self, done: Completed, recorded: int) -> int:
         """Write a round down, and those that went by without this node; the last round that is written."""
-        peer, record = self.peer, done.record
+        exchange, record, round = self.exchange, done.record, self.live.state.round
         assert record is not None
-        self.alone += not peer.heard
+        self.alone += not exchange.heard
         self.sent += record["bytes_sent"]
-        for round in range(recorded + 1, peer.round):
-            self.folder.append(missed_round(round), round_timings(round, {}, pack=1))
-        if peer.round > recorded:
-            record |= {"heard": list(peer.heard), "disagreement": None}  # it takes all models to know that
+        for missed in range(recorded + 1, round):
+            self.folder.append(missed_round(missed), round_timings(missed, {}, pack=1))
+        if round > recorded:
+            record |= {"heard": list(exchange.heard), "disagreement": None}  # it takes all models to know that
             record["layers"].pop("disagreement")
-            self.folder.append(record, round_timings(peer.round, done.seconds, pack=1))
-        self.log.round = peer.round
+            self.folder.append(record, round_timings(round, done.seconds, pack=1))
+        self.log.round = round
         scores = {key: record[key] for key in METRICS if key in record}
         self.log.info(
-            "rejoined" if peer.jumped else "round",
+            "rejoined" if exchange.jumped else "round",
             **{"loss": round_off(record["train_loss"])},
             **{key: round_off(value) for key, value in scores.items()},
-            heard=f"{len(peer.heard)} of {len(self.courier.neighbours)}",
+            heard=f"{len(exchange.heard)} of {len(self.courier.neighbours)}",
             seconds=round_off(sum(done.seconds.values())),
         )
         self._say_who_is_away()
-        return max(recorded, peer.round)
+        return max(recorded, round)
 
     def _say_who_is_away(self) -> None:
         for neighbour in self.courier.neighbours:
@@ -242,19 +243,19 @@ class Node:
 
     def _save(self) -> None:
         self.folder.sync()
-        save_checkpoint(self.peer, self.folder.checkpoint)
+        save_checkpoint(self.live, self.folder.checkpoint)
         self.saved = time.time()
 
-    def _end(self, simulator: Simulator) -> None:
-        peer = self.peer
+    def _end(self, loop: RoundLoop) -> None:
+        live, rounds = self.live, self.plan.rounds
         self._status("leaving")
-        self.courier.farewell(peer.round, peer.template, LEAVING, hurry=lambda: self.stopping)
-        if peer.active:
-            self.log.info("left", after=peer.round, rounds=peer.rounds)
+        self.courier.farewell(live.state.round, self.exchange.template, LEAVING, hurry=lambda: self.stopping)
+        if live.active:
+            self.log.info("left", after=live.state.round, rounds=rounds)
             return
-        by_class = peer.class_accuracy or simulator.evaluate(peer).get("class_accuracy")
-        write_summary(self.assembled, self.folder, by_class)
-        self.log.info("finished", rounds=peer.rounds)
+        by_class = live.class_accuracy or loop.evaluate(live).get("class_accuracy")
+        write_summary(self.assembled, self.folder, by_class, searched_rates(live))
+        self.log.info("finished", rounds=rounds)
         self._status("done")
 
     def _reload(self) -> None:
@@ -278,12 +279,12 @@ class Node:
             self.log.error("the config cannot be read again; going on as before", error=str(error))
             return
         self.config = self.config.model_copy(update={key: getattr(config, key) for key in fixed})
-        self.peer.norm_limit = config.limits.norm
+        self.exchange.norm_limit = config.limits.norm
         reconnect(self.courier.transport, config)  # links are down: if they do not come up again, that is the end
         facts = self.courier.facts._replace(degree=len(config.hears), heard_by=len(config.heard_by))
         self.courier.meet(near, self._listeners(config), facts, identity, authority)
         ids = {neighbour.id for neighbour in near}
-        self.peer.voices = {id: voice for id, voice in self.peer.voices.items() if id in ids}
+        self.exchange.voices = {id: voice for id, voice in self.exchange.voices.items() if id in ids}
         self.expires = identity.until.timestamp() if identity else None
         self.log.info("reloaded", neighbours=[neighbour.name for neighbour in near])
 
@@ -294,22 +295,22 @@ class Node:
             self.log.warning("quarantined", neighbour=neighbour.name, rounds=neighbour.limits.quarantine_rounds)
 
     def _status(self, phase: Any, record: RoundRecord | None = None) -> None:
-        peer, courier = self.peer, self.courier
+        state, courier = self.live.state, self.courier
         figures: Mapping[str, Any] = record or {}
-        names = [layer.name for layer in peer.layers]
+        names = [layer.name for layer in self.plan.layers]
         waited_for = [*courier.neighbours, *(courier.listeners if phase == "leaving" else ())]
         self.monitor.update(
             NodeStatus(
                 phase=phase,
-                round=peer.round,
-                rounds=peer.rounds,
+                round=state.round,
+                rounds=self.plan.rounds,
                 deadline=max((neighbour.patience for neighbour in waited_for), default=0.0),
                 **{key: figures.get(key) for key in ("train_loss", "accuracy", "test_loss", "mse", "mae")},
-                rates=dict(zip(names, peer.rates.rates[0].tolist(), strict=True)),
-                multipliers=dict(zip(names, peer.rates.multiplier[0].tolist(), strict=True)),
+                rates=dict(zip(names, state.rates.rates[0].tolist(), strict=True)),
+                multipliers=dict(zip(names, state.rates.multiplier[0].tolist(), strict=True)),
                 bytes_sent=self.sent,
                 bytes_received=courier.received,
-                neighbours=tuple(_seen(neighbour, peer.round + 1) for neighbour in courier.neighbours),
+                neighbours=tuple(_seen(neighbour, state.round + 1) for neighbour in courier.neighbours),
                 rounds_alone=self.alone,
                 checkpoint_time=self.saved,
                 certificate_expires=self.expires,
@@ -343,8 +344,8 @@ class Node:
                 signal.signal(number, handler)
 
 
-def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> Assembled:
-    """The node's run, with its one row a `Peer`; every mistake in its spec and data is found here."""
+def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> tuple[Assembled, OverNetwork]:
+    """The node's run and its exchange; every mistake in its spec and data is found here."""
     spec = config.learns()
     saved = saved_spec(folder)
     with spec.at_fault():
@@ -356,7 +357,14 @@ def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> A
             )
         device = find_device(spec.runtime)
         loaded = Loaded.of(load_data(spec.data, data), device)
-        assembled = assemble(continued(spec, saved), loaded, place)
+        exchange = OverNetwork(
+            config.id,
+            wire=config.wire,
+            weights=spec.topology.weights,
+            push=spec.algorithm.algorithm.mixing == "push",
+            norm_limit=config.limits.norm,
+        )
+        assembled = assemble_at(place, continued(spec, saved), loaded, exchange)
         refuse_unfit(assembled.spec, config)
     if saved is not None:
         check_same_run(assembled.spec, saved, folder)
@@ -364,14 +372,7 @@ def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> A
         raise FedA2LError(
             f"state = {folder.path}: the folder holds {strange} and is not a node's (it has no spec.toml)"
         )
-    peer = Peer.of(
-        assembled.simulation,
-        wire=config.wire,
-        weights=assembled.spec.topology.weights,
-        push=assembled.spec.algorithm.algorithm.mixing == "push",
-        norm_limit=config.limits.norm,
-    )
-    return replace(assembled, simulation=peer)
+    return assembled, exchange
 
 
 def _strange(folder: Path) -> str:

@@ -7,23 +7,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from feda2l.algorithms.dfedhpo import DFedHPO, Trial
+from feda2l.algorithms.base import Trial
 from feda2l.engines.engine import Engine
-from feda2l.peer.peer import Peer
+from feda2l.peer.exchange import OverNetwork
+from feda2l.round.run import LiveRun
 from feda2l.simulate.search import try_out
 from feda2l.wire.payload import Template
 
 HUGE = sys.float_info.max  # a diverged trial's loss as it travels: messages hold finite numbers only
 
 
-def search(engine: Engine, peer: Peer, meet: Callable[[], object]) -> float:
+def search(engine: Engine, run: LiveRun, exchange: OverNetwork, meet: Callable[[], object]) -> float:
     """Find the node's base rate and start its rule with it; the exchange of trials is the handshake's.
 
     `meet` waits for the neighbours as before any first round: whoever is not started yet is not gone.
     """
-    algorithm, seed, id, courier = peer.algorithm, peer.member.training.seed, peer.id, peer.courier
-    assert isinstance(algorithm, DFedHPO)
-    own = try_out(engine, peer, [algorithm.draw(seed, id)])[0]
+    rate_search, seed = run.plan.algorithm.rate_search, run.plan.member.training.seed
+    id, courier = exchange.id, exchange.courier
+    assert rate_search is not None
+    own = try_out(engine, run, [rate_search.draw(seed, id)])[0]
     message = {"trials": _packed(own)}
     template = Template.of(message)
     courier.publish(0, 0, message, template)
@@ -32,11 +34,12 @@ def search(engine: Engine, peer: Peer, meet: Callable[[], object]) -> float:
     for neighbour, head in courier.heads(0, 0).items():
         if head.round == 0 and (loaded := courier.load(neighbour, head, template, math.inf)):
             heard += _unpacked(loaded["trials"])
-    tried = try_out(engine, peer, [algorithm.shortlist(own, heard, seed, id)])[0]
-    rate = algorithm.decide(own, heard, tried)
-    peer.notes["found"][0] = rate
-    peer.notes["epochs"][0] = (len(own) + len(tried)) * algorithm.eval_epochs
-    peer.rebase([rate])
+    tried = try_out(engine, run, [rate_search.shortlist(own, heard, seed, id)])[0]
+    rate = rate_search.decide(own, heard, tried)
+    notes = run.state.notes
+    notes["found"][0] = rate
+    notes["epochs"][0] = (len(own) + len(tried)) * rate_search.eval_epochs
+    run.restart_rates([rate])
     return rate
 
 

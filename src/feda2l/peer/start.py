@@ -40,7 +40,7 @@ def check_node(path: Path, *, insecure: bool, data: Path | None) -> None:
     config = NodeConfig.load(path, insecure=insecure)
     hears = ", ".join(neighbour.name for neighbour in config.hears) or "nobody"
     print(f"{path}: {config.name} is node {config.id} and hears {hears}")
-    assembled = assemble_node(config, data, RunFolder(config.state))
-    spec, samples = assembled.spec, len(assembled.simulation.member.shards[0])
+    assembled, _ = assemble_node(config, data, RunFolder(config.state))
+    spec, samples = assembled.spec, len(assembled.live.plan.member.shards[0])
     print(f"{config.spec}: {spec.model.name} on {spec.data.name}, {samples} training samples, {spec.algorithm.name}")
     say_who_answers(config)

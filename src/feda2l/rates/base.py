@@ -1,6 +1,6 @@
 """One interface for "where does the next learning rate come from", a constant rate included."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -103,6 +103,17 @@ class Rates:
 
     def skip(self, round: int) -> None:
         """A round in which the node mixed with nobody: there was nothing to observe, so the rates stay."""
+
+    def advance(self, round: int, signals: Signals, mixed: Sequence[int], alone: Sequence[int]) -> None:
+        """End a round: nodes that mixed with somebody step, those that were alone skip it. Here all do the same."""
+        if mixed:
+            self.step(round, signals)
+        elif alone:
+            self.skip(round)
+
+    def momentum_of(self, node: int) -> float | None:
+        """The optimizer's momentum of one node."""
+        return self.momentum
 
     def movement(self, rule: str, signals: Signals) -> Tensor:
         """||T - B|| of the round, [nodes, layers] in float64, for a rule that reads it."""

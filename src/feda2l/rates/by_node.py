@@ -37,6 +37,13 @@ class RatesByNode(Rates):
             self.own[node].skip(round)
         self._gather()
 
+    def advance(self, round: int, signals: Signals, mixed: Sequence[int], alone: Sequence[int]) -> None:
+        self.step(round, signals, mixed)
+        self.skip(round, alone)
+
+    def momentum_of(self, node: int) -> float | None:
+        return self.own[node].momentum
+
     def state_dict(self) -> dict[str, Tensor]:
         """Each node's state under its network's number: `3.divergence_history` is [rounds, 1, layers] of node 3."""
         return {

@@ -1,53 +1,81 @@
 """Neighbours' trained states -> aggregated (Algorithm 1, line 6)."""
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from feda2l.topology import Mixing
-
-MomentumState = Literal["keep", "reset", "average"]
-
-
-def aggregate(mixing: Mixing, round: int, trained: Tensor, out: Tensor) -> None:
-    """A = W T, for the parameters of every node: [nodes, width]."""
-    mixing.apply(trained, round, out)
+from feda2l.algorithms import Neighbourhood
+from feda2l.round.compare import first_equal
+from feda2l.round.exchange import Rows
+from feda2l.round.run import LiveRun
 
 
-def mix_published(mixing: Mixing, round: int, sent: dict[str, Tensor], times: int) -> dict[str, Tensor]:
-    """W applied `times` times to all that was published: [nodes, ...] by name, in fresh memory."""
-    mixed = {}
-    for name, values in sent.items():
-        rows = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
-        for _ in range(times):
-            out = torch.empty_like(rows)
-            mixing.apply(rows, round, out)
-            rows = out
-        mixed[name] = rows.view_as(values)
-    return mixed
+def aggregate(run: LiveRun, nodes: Sequence[int]) -> bool:
+    """T -> A at the nodes that act, and what travels beside the parameters; all others stay as they are.
 
-
-def aggregate_in_place(mixing: Mixing, round: int, *states: Tensor) -> None:
-    """The same for what travels beside the parameters (statistics, optimiser memory): [nodes, ...] each.
-
-    Those of one kind are mixed as one matrix: forty small ones take a GPU forty times as long.
+    A round mixes `gossip` times; weights that an algorithm chooses are those of its first exchange. False where the
+    exchange took over the network's state instead.
     """
-    for kind in dict.fromkeys(values.dtype for values in states):
-        alike = [values for values in states if values.dtype == kind]
-        rows = torch.cat([values.flatten(1) for values in alike], dim=1) if len(alike) > 1 else alike[0].flatten(1)
-        mixed = torch.empty_like(rows)
-        mixing.apply(rows, round, mixed)
-        widths = [values[0].numel() for values in alike]
-        for values, own in zip(alike, mixed.split(widths, dim=1), strict=True):
-            values.copy_(own.view_as(values))
+    plan, exchange, algorithm = run.plan, run.exchange, run.plan.algorithm
+    absent = sorted(set(range(plan.nodes)) - set(nodes))
+    before = [(values, values[absent]) for values in run.state.mixed()] if absent else []
+    view = run.view(nodes)
+    published = algorithm.publish(view)
+    rows: Rows = published | run.beside()
+    # a plain average is written where it belongs: one state less in memory
+    into = {"model": view.base} if algorithm.averages_plainly else {}
+    for step in range(algorithm.gossip):
+        if not exchange.publish(run, rows, step):
+            return False
+        if step == 0 and algorithm.overrides("weigh"):
+            exchange.reweigh(dict(zip(nodes, _of_each(run, nodes, algorithm.weigh), strict=True)))
+        combined = _combined(run, nodes) if algorithm.overrides("combine") else {}
+        rows = exchange.mix(into) | combined
+    accepted = algorithm.accept(view, published, {name: rows[name] for name in published})
+    if accepted is not view.base:
+        view.base.copy_(accepted)
+    for name, values in run.beside().items():
+        values.copy_(rows[name])
+    if plan.momentum_state == "reset":
+        for memory in run.state.memory.values():
+            memory.zero_()
+        run.state.steps.zero_()  # Adam corrects its averages by their age
+    for values, kept in before:
+        values[absent] = kept
+    return True
 
 
-def settle_memory(policy: MomentumState, mixing: Mixing, round: int, memory: Iterable[Tensor]) -> None:
-    """What happens to the optimiser's memory at mixing: kept as it is, set to zero, or averaged."""
-    for values in memory:
-        if policy == "reset":
-            values.zero_()
-        elif policy == "average":
-            aggregate_in_place(mixing, round, values)
+def _combined(run: LiveRun, nodes: Sequence[int]) -> Rows:
+    """The model that the algorithm makes of all received states, in place of their weighted mean."""
+    model = torch.zeros_like(run.state.trained)
+    model[list(nodes)] = torch.stack(_of_each(run, nodes, run.plan.algorithm.combine))
+    return {"model": model}
+
+
+def _of_each(run: LiveRun, nodes: Sequence[int], hook: Callable[[Neighbourhood], Tensor]) -> list[Tensor]:
+    """The hook's value at each node.
+
+    Nodes that receive the same from the same state have the same value: on a full graph one computes it for all.
+    """
+    state = run.state
+    notes = [values.nan_to_num(nan=-torch.inf) for values in state.notes.values()]  # NaN equals nothing
+    same = first_equal([state.base, *notes])
+    seen: dict[tuple[int, tuple[int, ...]], int] = {}
+    values: dict[int, Tensor] = {}
+    for near in run.exchange.received(nodes):
+        node = near.node
+        twin = seen.setdefault((same[node], near.ids), node)
+        if twin != node:
+            for kept in state.notes.values():
+                kept[node] = kept[twin]
+            values[node] = values[twin]
+            continue
+        own = {name: kept[node] for name, kept in state.notes.items()}
+        movement = run.all_reductions.movement
+        values[node] = hook(
+            Neighbourhood(
+                run.plan.ids[node], near.ids, near.weights, near.samples, state.base[node], own, near.states, movement
+            )
+        )
+    return [values[node] for node in nodes]

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from feda2l.round.states import ALIGNMENT
+from feda2l.round.layout import ALIGNMENT
 
 SIZE = 16 * ALIGNMENT
 

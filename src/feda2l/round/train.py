@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from feda2l.algorithms import Algorithm, FedAvg
 from feda2l.data.samples import Samples
 from feda2l.randomness import derive_seed, torch_generator
-from feda2l.round.local import Local
+from feda2l.round.local_step import Local
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Answer = Callable[[nn.Module, Tensor], Tensor]

@@ -1,9 +1,8 @@
-"""From a spec to a simulation: data dealt to nodes, a model, a graph, a rate rule; every mistake is found here."""
+"""From a spec to a run: samples assigned to nodes, a model, a graph, a rate rule; every mistake is found here."""
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +12,8 @@ from torch import Tensor, nn
 
 from feda2l.algorithms import Task
 from feda2l.data.samples import Dataset
+from feda2l.engines.engine import Engine
 from feda2l.errors import FedA2LError
-from feda2l.runs.datasets import Loaded, data_key, default_model
-from feda2l.runs.assign_samples import count_nodes, deal, own_tests
-from feda2l.runs.choose_engine import choose_engine
-from feda2l.spec.sections import ModelSpec
-from feda2l.spec.spec import Spec
 from feda2l.faults.plan import FaultPlan
 from feda2l.faults.schedule import Schedule
 from feda2l.imports import import_object
@@ -31,11 +26,16 @@ from feda2l.network.nodes import speeds, uplinks
 from feda2l.network.profiles import LINKS, LinkProfile
 from feda2l.randomness import derive_seed
 from feda2l.rates import Setting
+from feda2l.round.exchange import Exchange
+from feda2l.round.population import Population, averaged_buffers
+from feda2l.round.run import LiveRun, Member, RunPlan
 from feda2l.round.train import Loss, Training
-from feda2l.engines.engine import Engine, Member
-from feda2l.simulate.faulty import FaultySimulation, PartialSimulation
-from feda2l.engines.population import Population, averaged_buffers
-from feda2l.simulate.simulation import Simulation
+from feda2l.runs.assign_samples import count_nodes, deal, own_tests
+from feda2l.runs.choose_engine import choose_engine
+from feda2l.runs.datasets import Loaded, data_key, default_model
+from feda2l.simulate.exchange import AllNodes, SomeNodes
+from feda2l.spec.sections import ModelSpec
+from feda2l.spec.spec import Spec
 from feda2l.topology import Mixing, Topology, build_mixing
 from feda2l.topology import build as build_topology
 
@@ -44,14 +44,15 @@ BUILDING = threading.Lock()
 
 @dataclass(frozen=True)
 class Assembled:
-    """A run ready to join a pack: its resolved spec, its simulation and a model to start from."""
+    """A run ready to join a pack: its resolved spec, its plan and exchange, and a model to start from."""
 
     spec: Spec
-    simulation: Simulation
+    live: LiveRun
     model: nn.Module
     dataset: Dataset
     device: torch.device
     faults: FaultPlan | None = None
+    participation: bool = False  # does only a share of the nodes take part in a round?
 
 
 class Place(NamedTuple):
@@ -62,16 +63,55 @@ class Place(NamedTuple):
     part: int
 
 
-def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
-    """Everything a run needs, or a clear error before any training starts; of one node alone if it is told which."""
+def assemble(spec: Spec, data: Loaded) -> Assembled:
+    """Everything a run of a whole network needs, or a clear error before any training starts."""
+    spec, model, training = _resolve(spec, data)
+    shards, local = deal(spec, data.dataset)
+    member = Member(training, shards, local, data.test, data.dataset.classes, own_tests(spec, data.dataset))
+    samples = [len(shard) for shard in shards]
+    mixing = _mixing(spec, _graph(spec, spec.topology.name, len(shards)), samples)
+    plan = _plan(spec, model, replace(member, ids=tuple(range(len(shards)))), mixing, len(shards))
+    faults = FaultPlan.load(spec.faults, plan.nodes) if spec.faults else None
+    partly, clock = _network(spec, mixing.topology, training, samples)
+    if faults and (partly or clock):
+        raise FedA2LError(
+            "faults and network: a plan says who is there, and how long others wait for who is not is not simulated; "
+            "leave one of them out"
+        )
+    attendance = faults or partly
+    exchange: Exchange = AllNodes(mixing, plan.samples, clock)
+    if attendance:  # a plan in which nothing fails leaves every byte as it is without one
+        schedule = Schedule(attendance, mixing, samples)
+        exchange = SomeNodes(schedule, plan.samples, clock, resting=not faults)
+    live = LiveRun(plan, exchange)
+    return Assembled(spec, live, model, data.dataset, data.device, faults, participation=partly is not None)
+
+
+def assemble_at(place: Place, spec: Spec, data: Loaded, exchange: Exchange) -> Assembled:
+    """The same for one node whose neighbours are elsewhere, with the exchange that reaches them.
+
+    Its weights depend on what its neighbours say, its faults and its time on its process: the exchange knows.
+    """
+    spec, model, training = _resolve(spec, data)
+    shards, local = deal(spec, data.dataset)
+    tests, part = own_tests(spec, data.dataset), slice(place.part, place.part + 1)
+    member = Member(
+        training, shards[part], local[part], data.test, data.dataset.classes, tests and tests[part], (place.id,)
+    )
+    mixing = build_mixing(_graph(spec, "isolated", 1), spec.topology.weights, [len(member.shards[0])])
+    live = LiveRun(_plan(spec, model, member, mixing, place.nodes), exchange)
+    return Assembled(spec, live, model, data.dataset, data.device)
+
+
+def _resolve(spec: Spec, data: Loaded) -> tuple[Spec, nn.Module, Training]:
+    """The spec with every default, the model with its start, and how it is trained; mistakes in them are found here."""
     dataset = data.dataset
     name = spec.model.name or default_model(spec.data, dataset)
     shape = Shape.of(dataset)
     model = new_model(name, spec.seed, shape)
     start = fine_tuned(model, spec.model)
-    layers = find_layers(model, spec.rates.granularity)
     spec = spec.resolved(
-        layers=len(layers),
+        layers=len(find_layers(model, spec.rates.granularity)),
         model=name,
         nodes=count_nodes(spec, dataset),
         loss=spec.model.loss or shape.loss,
@@ -85,24 +125,10 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
     algorithm.check(Task(dataset.classes is not None, optimizer, momentum, spec.runtime.precision))
     if dataset.classes is not None and (spec.evaluation.target or 0) > 1:
         raise FedA2LError(f"evaluation.target = {spec.evaluation.target:g}: an accuracy is at most 1")
-    shards, local = deal(spec, dataset)
-    tests, ids = own_tests(spec, dataset), tuple(range(len(shards)))
-    if place is not None:
-        ids, part = (place.id,), slice(place.part, place.part + 1)
-        shards, local, tests = shards[part], local[part], tests and tests[part]
-    topology = spec.topology
-    graph = build_topology(
-        topology.name if place is None else "isolated",
-        len(ids),
-        k=topology.k,
-        p=topology.p,
-        seed=topology.seed,
-        file=topology.file,
-    )
     training = Training(
         data.train,
         loss,
-        spec.training.optimizer,
+        optimizer,
         spec.training.weight_decay,
         spec.training.batch_size,
         spec.training.epochs,
@@ -110,60 +136,52 @@ def assemble(spec: Spec, data: Loaded, place: Place | None = None) -> Assembled:
         spec.seed,
         algorithm,
     )
-    samples = [len(shard) for shard in shards]
-    # one node's weights depend on what its neighbours tell it, which is its exchange's part
-    mixing = _mixing(spec, graph, samples) if place is None else build_mixing(graph, topology.weights, samples)
-    # one node's faults are its process's part
-    faults = FaultPlan.load(spec.faults, len(ids)) if spec.faults and place is None else None
-    # so is the time that it takes
-    partly, clock = _network(spec, graph, training, samples) if place is None else (None, None)
-    if faults and (partly or clock):
-        raise FedA2LError(
-            "faults and network: a plan says who is there, and how long others wait for who is not is not simulated; "
-            "leave one of them out"
-        )
-    # a plan in which nothing fails leaves every byte as it is without one
-    kind: Callable[..., Simulation] = Simulation
-    if faults:
-        kind = partial(FaultySimulation, schedule=Schedule(faults, mixing, samples))
-    elif partly:
-        kind = partial(PartialSimulation, schedule=Schedule(partly, mixing, samples))
-    simulation = kind(
+    return spec, model, training
+
+
+def _graph(spec: Spec, name: str, nodes: int) -> Topology:
+    topology = spec.topology
+    return build_topology(name, nodes, k=topology.k, p=topology.p, seed=topology.seed, file=topology.file)
+
+
+def _plan(spec: Spec, model: nn.Module, member: Member, mixing: Mixing, network: int) -> RunPlan:
+    layers = find_layers(model, spec.rates.granularity)
+    steps = [member.training.steps(len(shard)) for shard in member.shards]
+    return RunPlan(
         name=spec.name,
         rounds=spec.rounds,
-        member=Member(training, shards, local, data.test, dataset.classes, tests, ids),
+        member=member,
         layers=layers,
         mixing=mixing,
         rule=spec.rates.rule,
-        setting=_setting(spec, layers, model, mixing, ids, [training.steps(count) for count in samples]),
+        setting=_setting(spec, layers, model, mixing, member.ids, steps),
         momentum=spec.training.momentum,
         momentum_state=spec.training.momentum_state,
         buffers=spec.algorithm.buffers,
         averaged=averaged_buffers(model),
         every=spec.evaluation.every,
         on=spec.evaluation.on,
-        network=len(ids) if place is None else place.nodes,
-        clock=clock,
+        network=network,
     )
-    return Assembled(spec, simulation, model, dataset, data.device, faults)
 
 
 def populate(runs: Sequence[Assembled]) -> Engine:
     """The engine that fits the model, over the pack's population with every row at its start."""
     first = runs[0]
-    rows = sum(run.simulation.nodes for run in runs)
-    state = sorted({name for run in runs for name in run.simulation.algorithm.memory})
+    rows = sum(run.live.plan.nodes for run in runs)
+    state = sorted({name for run in runs for name in run.live.plan.algorithm.memory})
     optimizer = first.spec.training.optimizer
     population = Population(first.model, rows, len(runs), optimizer, state=state, device=first.device)
     start = 0
     for number, run in enumerate(runs):
-        run.simulation.join(population, start, number)
-        for node, id in enumerate(run.simulation.ids):
+        plan = run.live.plan
+        run.live.join(population, start, number)
+        for node, id in enumerate(plan.ids):
             model = run.model
             if run.spec.model.init == "per_node" and id:
                 model = new_model(run.spec.model.name, run.spec.seed, Shape.of(run.dataset), node=id)
             population.place(start + node, model)
-        start += run.simulation.nodes
+        start += plan.nodes
     return choose_engine(runs, population)
 
 

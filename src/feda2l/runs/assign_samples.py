@@ -34,7 +34,7 @@ def deal(spec: Spec, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
             see="partition",
         )
     asks = [f'evaluation.on = "{spec.evaluation.on}"'] if spec.evaluation.on != "global" else []
-    asks += [f'algorithm.name = "{spec.algorithm.name}"'] if spec.algorithm.algorithm.searches else []
+    asks += [f'algorithm.name = "{spec.algorithm.name}"'] if spec.algorithm.algorithm.rate_search is not None else []
     if asks and not all(len(rest) for _, rest in pairs):
         why = "a series is trained on whole" if isinstance(dataset, Series) else f"data.train_fraction = {fraction}"
         raise FedA2LError(f"{asks[0]} needs samples that a node does not train on; {why} leaves none", see="partition")

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 
-from feda2l.errors import FedA2LError
-from feda2l.models.timer import Timer
 from feda2l.engines.batched_forward import covers
 from feda2l.engines.batched_loss import BY_SAMPLE
 from feda2l.engines.engine import Engine, Rows
-from feda2l.engines.population import Population
 from feda2l.engines.stacked import Stacked, is_perceptron
+from feda2l.errors import FedA2LError
+from feda2l.models.timer import Timer
+from feda2l.round.population import Population
 
 if TYPE_CHECKING:
     from feda2l.runs.assemble import Assembled
@@ -23,7 +23,7 @@ WORTH_COMPILING = 5_000_000
 def choose_engine(runs: "Sequence[Assembled]", population: Population) -> Engine:
     """The engine for these runs; `auto` keeps the same-bytes promise on a CPU and takes the fastest on a GPU."""
     first = runs[0]
-    asked, members = first.spec.runtime.engine, [run.simulation.member for run in runs]
+    asked, members = first.spec.runtime.engine, [run.live.plan.member for run in runs]
     if population.device.type == "cpu":
         precision = first.spec.runtime.precision
         if asked == "batched" or (asked == "auto" and precision == "fp32" and is_perceptron(first.model)):
@@ -37,12 +37,12 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
     from feda2l.engines.cuda_graphs import CudaGraphs
     from feda2l.engines.cuda_stacked import CudaStacked
 
-    first, members = runs[0], [run.simulation.member for run in runs]
+    first, members = runs[0], [run.live.plan.member for run in runs]
     precision, deterministic = first.spec.runtime.precision, first.spec.runtime.deterministic
     why = why_not_batched(runs)
     if asked == "batched" and why:
         raise FedA2LError(f'runtime.engine = "batched" is not possible on a GPU here: {why}')
-    samples = sum(run.spec.rounds * sum(map(len, run.simulation.member.shards)) for run in runs)
+    samples = sum(run.spec.rounds * sum(map(len, run.live.plan.member.shards)) for run in runs)
     if asked == "batched" or (asked == "auto" and not why and samples >= WORTH_COMPILING):
         return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)
     return CudaGraphs(first.model, population, members, precision=precision, deterministic=deterministic)
@@ -50,11 +50,11 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
 
 def why_not_batched(runs: "Sequence[Assembled]") -> str:
     """Why node-batched kernels do not serve these runs; empty if they do."""
-    trainings = [run.simulation.member.training for run in runs]
+    trainings = [run.live.plan.member.training for run in runs]
     whole = all(
         t.only_whole(len(shard))
         for t, run in zip(trainings, runs, strict=True)
-        for shard in run.simulation.member.shards
+        for shard in run.live.plan.member.shards
     )
     if not covers(runs[0].model):
         return "the model is no ResNet, no Timer and no row of convolutions, poolings, linear and elementwise layers"

@@ -15,9 +15,9 @@ from feda2l.data.catalog import is_series
 from feda2l.data.catalog import load as load_ours
 from feda2l.data.samples import Dataset, Samples
 from feda2l.errors import FedA2LError
-from feda2l.spec.sections import DataSpec
 from feda2l.imports import import_object
-from feda2l.engines.population import CPU
+from feda2l.round.population import CPU
+from feda2l.spec.sections import DataSpec
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from feda2l.runs.device import find_device
 from feda2l.runs.listed_files import from_copies
 from feda2l.runs.run import Run
 from feda2l.simulate.checkpoint import restore
-from feda2l.simulate.simulator import Simulator
+from feda2l.simulate.loop import RoundLoop
 
 
 def evaluate(path: str | Path, data: str | Path | None = None) -> Evaluation:
@@ -22,9 +22,9 @@ def evaluate(path: str | Path, data: str | Path | None = None) -> Evaluation:
         spec = spec.model_copy(update={"faults": str(done.folder.faults)})
     assembled = assemble(from_copies(spec, done.folder), Loaded.of(dataset, find_device(done.spec.runtime)))
     engine = populate([assembled])
-    restore(assembled.simulation, checkpoint)
+    restore(assembled.live, checkpoint)
     engine.start(done.spec.runtime.workers)
     try:
-        return Simulator(engine, [assembled.simulation]).evaluate(assembled.simulation)
+        return RoundLoop(engine, [assembled.live]).evaluate(assembled.live)
     finally:
         engine.close()

@@ -4,15 +4,15 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-from feda2l.runs.rank_group import Crew
 from feda2l.distributed.ranks import Call, Ranks
-from feda2l.runs.single_process import OutOfTime
-from feda2l.runs.datasets import Loaded, data_key, load_data
-from feda2l.runs.device import find_device
-from feda2l.runs.pack import Pack, Watch
 from feda2l.records.round_record import RoundRecord
 from feda2l.records.round_timings import RoundTimings
 from feda2l.records.run_folder import RunFolder
+from feda2l.runs.datasets import Loaded, data_key, load_data
+from feda2l.runs.device import find_device
+from feda2l.runs.pack import Pack, Watch
+from feda2l.runs.process_group import OutOfTime
+from feda2l.runs.rank_group import RankGroup
 from feda2l.spec.spec import Spec
 
 
@@ -45,7 +45,7 @@ def follow(ranks: Ranks, data: str | Path | None) -> list[Any]:
 
     while (call := ranks.share(Call([], []))).specs:
         try:
-            _pack(call.specs, load, Crew(ranks)).run()
+            _pack(call.specs, load, RankGroup(ranks)).run()
         except OutOfTime:
             pass
         except Exception as error:
@@ -54,9 +54,9 @@ def follow(ranks: Ranks, data: str | Path | None) -> list[Any]:
     return call.result
 
 
-def _pack(specs: list[Spec], load: Callable[[Spec], Loaded], crew: Crew) -> Pack:
+def _pack(specs: list[Spec], load: Callable[[Spec], Loaded], group: RankGroup) -> Pack:
     try:
-        return Pack([(spec, NoFolder()) for spec in specs], load(specs[0]), False, Watch(progress=False), crew)
+        return Pack([(spec, NoFolder()) for spec in specs], load(specs[0]), False, Watch(progress=False), group)
     except Exception as error:
-        crew.give_up(error)
+        group.give_up(error)
         raise

@@ -11,25 +11,28 @@ from typing import Any
 
 import torch
 
+from feda2l.engines.engine import Engine
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.runs.single_process import Alone, Decision, OutOfTime
+from feda2l.records.round_record import NamedRecord, RoundRecord
+from feda2l.records.round_timings import round_timings
+from feda2l.records.run_folder import RunFolder
+from feda2l.round.layout import Layout
+from feda2l.round.population import MEMORY
+from feda2l.round.record import mean
+from feda2l.round.round import Completed
+from feda2l.round.run import LiveRun
 from feda2l.runs.assemble import Assembled, Shape, assemble, populate
 from feda2l.runs.datasets import Loaded
 from feda2l.runs.environment import environment
 from feda2l.runs.listed_files import check_same_files, copy_files
+from feda2l.runs.process_group import Decision, OutOfTime, ProcessGroup, SingleProcess
 from feda2l.runs.progress import RunProgress
-from feda2l.records.round_record import NamedRecord, RoundRecord
-from feda2l.records.round_timings import round_timings
-from feda2l.records.run_folder import RunFolder
 from feda2l.runs.resume import check_same_faults, check_same_run, continued, finished, saved_spec
-from feda2l.spec.spec import Spec
-from feda2l.runs.summary import search_rounds, write_summary
-from feda2l.round.states import Layout
+from feda2l.runs.summary import searched_rates, write_summary
 from feda2l.simulate.checkpoint import write_checkpoint
-from feda2l.engines.engine import Engine
-from feda2l.engines.population import MEMORY
+from feda2l.simulate.loop import RoundLoop, one_thread
 from feda2l.simulate.search import search
-from feda2l.simulate.simulator import Completed, Simulator, one_thread
+from feda2l.spec.spec import Spec
 from feda2l.trackers.observers import Observers
 
 OnRound = Callable[[NamedRecord], None]
@@ -54,11 +57,11 @@ class Watch:
 
 
 def run_packed(
-    runs: list[tuple[Spec, RunFolder]], data: Loaded, *, resume: bool, watch: Watch, crew: Alone | None = None
+    runs: list[tuple[Spec, RunFolder]], data: Loaded, *, resume: bool, watch: Watch, group: ProcessGroup | None = None
 ) -> list[RunFailed]:
     """Run as one pack; where that is more than the GPU's memory holds, as two of half the size, and so on."""
     try:
-        return Pack(runs, data, resume, watch, crew or Alone()).run()
+        return Pack(runs, data, resume, watch, group or SingleProcess()).run()
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         if len(runs) == 1:
@@ -69,7 +72,7 @@ def run_packed(
     middle = len(runs) // 2
     halves = (runs[:middle], runs[middle:])
     # what a run had done is in its folder, so each half goes on from there
-    return [failure for half in halves for failure in run_packed(half, data, resume=True, watch=watch, crew=crew)]
+    return [failure for half in halves for failure in run_packed(half, data, resume=True, watch=watch, group=group)]
 
 
 class Pack:
@@ -81,9 +84,9 @@ class Pack:
         data: Loaded,
         resume: bool,
         watch: Watch,
-        crew: Alone,
+        group: ProcessGroup,
     ) -> None:
-        self.resume, self.watch, self.crew = resume, watch, crew
+        self.resume, self.watch, self.group = resume, watch, group
         self.members: list[tuple[Assembled, RunFolder]] = []
         self.specs: list[Spec] = []
         self.notes: list[str] = []
@@ -115,21 +118,21 @@ class Pack:
             for folder in folders:
                 folder.open()
                 stack.callback(folder.close)
-            stack.enter_context(self.crew.at_work())
-            runs = self.crew.begin(self.specs, [assembled for assembled, _ in self.members])
+            stack.enter_context(self.group.at_work())
+            runs = self.group.begin(self.specs, [assembled for assembled, _ in self.members])
             self.members = list(zip(runs, folders, strict=True))
-            engine = self.crew.together(lambda: self._populate(runs))
+            engine = self.group.together(lambda: self._populate(runs))
             for assembled, folder in self.members:
-                self.crew.together(partial(self._begin, assembled, folder, engine.name))
+                self.group.together(partial(self._begin, assembled, folder, engine.name))
             with self.watch.observers.at_rest():
-                engine.start(self.crew.workers(runs[0].spec.runtime.workers))
+                engine.start(self.group.workers(runs[0].spec.runtime.workers))
             stack.callback(engine.close)
             stack.enter_context(self._observed())
-            simulator = self.crew.simulator(engine, [assembled.simulation for assembled in runs])
+            loop = self.group.loop(engine, [assembled.live for assembled in runs])
             try:
                 self._search(engine)
-                self._loop(simulator, stack)
-                return self._end(simulator)
+                self._loop(loop, stack)
+                return self._end(loop)
             except torch.AcceleratorError as error:
                 raise RunFailed(
                     f"the GPU failed ({str(error).splitlines()[0]}); nothing before the last checkpoint is lost: start "
@@ -142,19 +145,18 @@ class Pack:
         return populate(runs)
 
     def _begin(self, assembled: Assembled, folder: RunFolder, engine: str) -> None:
-        simulation = assembled.simulation
-        if self.crew.restore(simulation, folder.checkpoint):
-            self.notes.append(f"{folder.path}: going on after round {simulation.round}")
+        if self.group.restore(assembled.live, folder.checkpoint):
+            self.notes.append(f"{folder.path}: going on after round {assembled.live.state.round}")
         elif self.resume:
             self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
-        begin_folder(assembled, folder, engine=engine, pack=len(self.members), ranks=self.crew.ranks)
+        begin_folder(assembled, folder, engine=engine, pack=len(self.members), ranks=self.group.ranks)
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
         """Trackers hear of every run's beginning, and of an end that leaves it to be resumed."""
         observers = self.watch.observers
         for assembled, folder in self.members:
-            observers.begin(assembled.spec, folder, assembled.simulation.round)
+            observers.begin(assembled.spec, folder, assembled.live.state.round)
         try:
             yield
         except BaseException:
@@ -165,35 +167,37 @@ class Pack:
     def _search(self, engine: Engine) -> None:
         """Find the base rate of the runs that look for one; one that was interrupted in it begins it again."""
         for assembled, folder in self.members:
-            simulation = assembled.simulation
-            if simulation.algorithm.searches and not simulation.round:
-                self.notes.append(f"{simulation.name}: searching for the base rate")
+            run = assembled.live
+            if run.plan.algorithm.rate_search and not run.state.round:
+                self.notes.append(f"{run.plan.name}: searching for the base rate")
                 self._say()
                 with one_thread():
-                    found = search(engine, simulation)
+                    found = search(engine, run)
                 folder.write_json(folder.search, found)
                 low, high = min(found["rates"]), max(found["rates"])
                 rates = f"{low:.3g}" if high < 1.02 * low else f"{low:.3g} to {high:.3g}"
-                cost = search_rounds(assembled)
-                self.notes.append(f"{simulation.name}: base rate {rates}, found at the cost of {cost:.0f} rounds")
+                cost = mean(found["epochs"]) / assembled.spec.training.epochs
+                self.notes.append(f"{run.plan.name}: base rate {rates}, found at the cost of {cost:.0f} rounds")
 
-    def _loop(self, simulator: Simulator, stack: ExitStack) -> None:
-        lead = max((assembled.simulation for assembled, _ in self.members), key=lambda s: s.rounds - s.round)
-        title = lead.name if len(self.members) == 1 else f"{len(self.members)} runs"
-        progress = stack.enter_context(RunProgress(title, lead.rounds, lead.round, shown=self.watch.progress))
+    def _loop(self, loop: RoundLoop, stack: ExitStack) -> None:
+        lead = max((assembled.live for assembled, _ in self.members), key=_rounds_left)
+        title = lead.plan.name if len(self.members) == 1 else f"{len(self.members)} runs"
+        progress = stack.enter_context(
+            RunProgress(title, lead.plan.rounds, lead.state.round, shown=self.watch.progress)
+        )
         self._say()
         every = min(assembled.spec.runtime.checkpoint_seconds for assembled, _ in self.members)
         saved, took = time.monotonic(), 0.0
         say = self.watch.say or progress.say
         with _interruptions(say) as interrupted:
-            for completed in simulator.rounds():
+            for completed in loop.rounds():
                 for done in completed:
                     self._record(done)
-                    if self.crew.leads and done.record and done.simulation is lead:
+                    if self.group.leads and done.record and done.run is lead:
                         progress.update(done.record, _mean_rate(done.record))
                 stop, over = interrupted(), self.watch.over()
                 due = stop or over or time.monotonic() - saved >= time_between(every, took)
-                stop, over, due = self.crew.decide(Decision(stop, over, due))
+                stop, over, due = self.group.decide(Decision(stop, over, due))
                 if due:
                     began = time.monotonic()
                     self._save()
@@ -201,44 +205,44 @@ class Pack:
                     took = saved - began
                 if stop:
                     raise KeyboardInterrupt
-                if over and any(assembled.simulation.active for assembled, _ in self.members):
+                if over and any(assembled.live.active for assembled, _ in self.members):
                     raise OutOfTime
 
     def _record(self, done: Completed) -> None:
-        if done.record is None or not self.crew.leads:
+        if done.record is None or not self.group.leads:
             return
-        folder = self.members[done.simulation.number][1]
-        timing = round_timings(done.simulation.round, done.seconds, len(self.members))
+        folder = self.members[done.run.number][1]
+        timing = round_timings(done.run.state.round, done.seconds, len(self.members))
         folder.append(done.record, timing)
         self.watch.observers.round(folder, done.record, timing)
         if self.watch.on_round:
-            self.watch.on_round({"name": done.simulation.name, **done.record})
+            self.watch.on_round({"name": done.run.plan.name, **done.record})
 
     def _save(self) -> None:
         for assembled, folder in self.members:
             # a diverged run keeps the last checkpoint that was sound
-            if assembled.simulation.diverged is None and assembled.simulation.round:
-                state = self.crew.state(assembled.simulation)
+            if assembled.live.diverged is None and assembled.live.state.round:
+                state = self.group.state(assembled.live)
                 if state is not None:
                     folder.sync()
                     write_checkpoint(state, folder.checkpoint)
 
-    def _end(self, simulator: Simulator) -> list[RunFailed]:
-        if self.crew.decide(Decision(stop=False, over=False, save=self.watch.last_checkpoint)).save:
+    def _end(self, loop: RoundLoop) -> list[RunFailed]:
+        if self.group.decide(Decision(stop=False, over=False, save=self.watch.last_checkpoint)).save:
             self._save()
         failures = []
         for assembled, folder in self.members:
-            simulation, whole = assembled.simulation, self.crew.whole(assembled)
-            by_class = simulation.class_accuracy
-            if simulation.diverged is None and by_class is None:
+            run, searched = assembled.live, searched_rates(assembled.live)
+            by_class = run.class_accuracy
+            if run.diverged is None and by_class is None:
                 # the last round was evaluated, unless this process only came to write the summary
-                by_class = simulator.evaluate(simulation).get("class_accuracy")
-            if not self.crew.leads:
+                by_class = loop.evaluate(run).get("class_accuracy")
+            if not self.group.leads:
                 continue
-            if simulation.diverged:
-                failures.append(RunFailed(why_diverged(whole), see="diverged"))
+            if run.diverged:
+                failures.append(RunFailed(why_diverged(run), see="diverged"))
             folder.sync()
-            summary = write_summary(whole, folder, by_class, pack=len(self.members))
+            summary = write_summary(assembled, folder, by_class, searched, pack=len(self.members))
             self.watch.observers.end(folder, summary)
         return failures
 
@@ -269,27 +273,30 @@ def check_memory(runs: list[Assembled]) -> None:
     if first.device.type == "cpu":
         return
     width = Layout.of(first.model).width
-    own = {name for run in runs for name in run.simulation.algorithm.memory}
+    own = {name for run in runs for name in run.live.plan.algorithm.memory}
     states = 2 + len(MEMORY[first.spec.training.optimizer]) + len(own)
-    need = sum(run.simulation.nodes for run in runs) * width * (4 * states + 2) * 2
+    need = sum(run.live.plan.nodes for run in runs) * width * (4 * states + 2) * 2
     free, _ = torch.cuda.mem_get_info(first.device)
     if need > free:
         raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
 
 
-def why_diverged(assembled: Assembled) -> str:
-    where, rates = assembled.simulation.diverged, assembled.simulation.rates
+def why_diverged(run: LiveRun) -> str:
+    where, rates = run.diverged, run.state.rates
     assert where is not None
     return (
-        f"{assembled.spec.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
+        f"{run.plan.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
         f"became infinite or not a number; try a smaller rates.base (now {float(rates.base.max()):g})"
     )
 
 
+def _rounds_left(run: LiveRun) -> int:
+    return run.plan.rounds - run.state.round
+
+
 def begin_folder(assembled: Assembled, folder: RunFolder, *, engine: str, pack: int, **more: Any) -> None:
-    """Bring a run folder to where the simulation stands, and write down what runs in it and on what."""
-    simulation = assembled.simulation
-    folder.cut_back(simulation.round, simulation.due_in)
+    """Bring a run folder to where the run stands, and write down what runs in it and on what."""
+    folder.cut_back(assembled.live.state.round, assembled.live.plan.due_in)
     folder.summary.unlink(missing_ok=True)
     folder.write(folder.spec, assembled.spec.to_toml().encode())
     if assembled.faults is not None:

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from feda2l.errors import FedA2LError
+from feda2l.faults.plan import FaultPlan
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
-from feda2l.faults.plan import FaultPlan
 
 # what a resumed run may change: it goes on to more rounds, or in another place
 FREE = ("rounds", "runtime.device", "runtime.workers", "runtime.checkpoint_seconds")

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from feda2l.distributed.ranks import everywhere, here, leading
-from feda2l.runs.start_ranks import crew_here, demand_out, demand_same, failed_elsewhere
 from feda2l.errors import FedA2LError, RunFailed
+from feda2l.faults.plan import FaultPlan
+from feda2l.records.run_folder import RunFolder
 from feda2l.runs.assemble import Shape, fine_tuned, new_model, pack_key
 from feda2l.runs.datasets import Loaded, data_key, load_data
 from feda2l.runs.device import find_device
 from feda2l.runs.pack import OnRound, Watch, run_packed
-from feda2l.records.run_folder import RunFolder
 from feda2l.runs.resume import flat
-from feda2l.spec.spec import Spec
-from feda2l.faults.plan import FaultPlan
+from feda2l.runs.start_ranks import demand_out, demand_same, failed_elsewhere, group_here
 from feda2l.simulate.checkpoint import read_checkpoint
+from feda2l.spec.spec import Spec
 from feda2l.trackers import TrackerLike
 from feda2l.trackers.observers import Observers
 
@@ -201,7 +201,7 @@ def _run(
 ) -> tuple[list[RunFolder], list[RunFailed]]:
     """Run specs, those that can together as one pack; their folders, and what failed."""
     folders = _folders(wanted, out, single=single, resume=resume)
-    crew = crew_here()
+    group = group_here()
     packs: dict[Any, list[int]] = {}
     for number, spec in enumerate(wanted):
         packs.setdefault(pack_key(spec), []).append(number)
@@ -215,7 +215,7 @@ def _run(
             if place not in loaded:
                 loaded[place] = Loaded.of(load_data(first.data, data), device)
         members = [(wanted[i], folders[i]) for i in numbers]
-        failures += run_packed(members, loaded[place], resume=resume, watch=watch, crew=crew)
+        failures += run_packed(members, loaded[place], resume=resume, watch=watch, group=group)
     return folders, failures
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 from feda2l.distributed.ranks import Ranks, here
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.runs.single_process import Alone
+from feda2l.runs.process_group import ProcessGroup, SingleProcess
 
 
-def crew_here() -> Alone:
+def group_here() -> ProcessGroup:
     """The processes that share this one's runs."""
     ranks = here()
     if ranks is None:
-        return Alone()
-    from feda2l.runs.rank_group import Crew
+        return SingleProcess()
+    from feda2l.runs.rank_group import RankGroup
 
-    return Crew(ranks)
+    return RankGroup(ranks)
 
 
 def demand_same(ranks: Ranks, given: Mapping[str, Any], what: str) -> None:

@@ -2,28 +2,48 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from feda2l.data.series import Series, naive_errors
 from feda2l.records.curve_metrics import best_value, rounds_to_grid, rounds_to_target
 from feda2l.records.round_record import Metric, RoundRecord
 from feda2l.records.round_timings import PARTS, TRAINING, RoundTimings, total_seconds
 from feda2l.records.run_folder import RunFolder
+from feda2l.round.record import mean
+from feda2l.round.run import LiveRun
 from feda2l.runs.assemble import Assembled
-from feda2l.simulate.faulty import PartialSimulation
-from feda2l.simulate.simulation import Simulation
 
 Section = dict[str, object]
 """Some keys of the summary; none where they do not apply."""
 
 
+class Searched(NamedTuple):
+    """What a search before round 1 found: base rates and local epochs, of all nodes."""
+
+    rates: list[float]
+    epochs: list[float]
+
+
+def searched_rates(run: LiveRun) -> Searched | None:
+    """What the search before round 1 found, if the run's algorithm has one. To be called by all ranks together."""
+    if run.plan.algorithm.rate_search is None:
+        return None
+    notes = run.state.notes
+    return Searched(*(run.collectives.of_all(notes[name].tolist()) for name in ("found", "epochs")))
+
+
 def write_summary(
-    assembled: Assembled, folder: RunFolder, by_class: list[float | None] | None, *, pack: int = 1
+    assembled: Assembled,
+    folder: RunFolder,
+    by_class: list[float | None] | None,
+    searched: Searched | None,
+    *,
+    pack: int = 1,
 ) -> Section:
     """Complete a run folder: its tables, and `summary.json` with the accuracy on each class where there are classes."""
-    summary = summarise(assembled, folder, pack)
+    summary = summarise(assembled, folder, searched, pack)
     if by_class:
         summary["class_accuracy"] = dict(zip(assembled.dataset.class_names, by_class, strict=True))
     folder.write_tables()
@@ -31,15 +51,15 @@ def write_summary(
     return summary
 
 
-def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> Section:
+def summarise(assembled: Assembled, folder: RunFolder, searched: Searched | None, pack: int) -> Section:
     """The outcome of a run, from its records."""
-    spec, simulation = assembled.spec, assembled.simulation
+    spec, run = assembled.spec, assembled.live
     records, timings = folder.read(), folder.read_timings()
-    metric: Metric = "mse" if simulation.member.classes is None else "accuracy"
+    metric: Metric = "mse" if run.plan.member.classes is None else "accuracy"
     alone = pack == 1 and all(timing.get("pack") == 1 for timing in timings)
     return {
         "name": spec.name,
-        "status": "finished" if simulation.diverged is None else "diverged",
+        "status": "finished" if run.diverged is None else "diverged",
         "rounds": len(records),
         "engine": json.loads(folder.environment.read_text())["engine"],
         "pack": pack,
@@ -48,13 +68,13 @@ def summarise(assembled: Assembled, folder: RunFolder, pack: int) -> Section:
         "bytes_sent": sum(record["bytes_sent"] for record in records),
         "seconds": {part: sum(timing.get(part, 0.0) for timing in timings) for part in PARTS},
         "rounds_to": {} if metric == "mse" else rounds_to_grid(_curve(records, metric), spec.evaluation.smoothing),
-        "mixing": simulation.mixing.report(),
+        "mixing": run.plan.mixing.report(),
         **_naive_forecasts(assembled),
-        **_search(assembled),
-        **_simulated_time(simulation, records),
+        **_search(assembled, searched),
+        **_simulated_time(run, records),
         **_absences(assembled, records),
-        **_divergence(simulation),
-        **_target(assembled, records, timings if alone else None, metric),
+        **_divergence(run),
+        **_target(assembled, records, timings if alone else None, metric, searched),
     }
 
 
@@ -76,26 +96,25 @@ def _scores(records: Sequence[RoundRecord], metric: Metric, smoothing: int) -> S
 def _naive_forecasts(assembled: Assembled) -> Section:
     if not isinstance(assembled.dataset, Series):
         return {}
-    return {"naive": naive(assembled.dataset, by_node=assembled.simulation.member.tests is not None)}
+    return {"naive": naive(assembled.dataset, by_node=assembled.live.plan.member.tests is not None)}
 
 
-def _search(assembled: Assembled) -> Section:
+def _search(assembled: Assembled, searched: Searched | None) -> Section:
     """The base rates that a search before round 1 found, and its cost in rounds."""
-    simulation = assembled.simulation
-    if not simulation.algorithm.searches:
+    if searched is None:
         return {}
-    return {"search": {"rates": simulation.notes["found"].tolist(), "rounds": search_rounds(assembled)}}
+    return {"search": {"rates": searched.rates, "rounds": _search_rounds(assembled, searched)}}
 
 
-def _simulated_time(simulation: Simulation, records: Sequence[RoundRecord]) -> Section:
-    if simulation.clock is None:
+def _simulated_time(run: LiveRun, records: Sequence[RoundRecord]) -> Section:
+    if run.exchange.clock is None:
         return {}
     return {"simulated_seconds": records[-1]["simulated_seconds"] if records else 0.0}
 
 
 def _absences(assembled: Assembled, records: Sequence[RoundRecord]) -> Section:
     """How many rounds nodes missed or spent alone, under a fault plan or with partial participation."""
-    if not assembled.faults and not isinstance(assembled.simulation, PartialSimulation):
+    if not assembled.faults and not assembled.participation:
         return {}
     heard = [count for record in records for count in record["nodes"]["heard"]]
     missed = {"missed": heard.count(None), "alone": heard.count(0)}
@@ -105,19 +124,23 @@ def _absences(assembled: Assembled, records: Sequence[RoundRecord]) -> Section:
     return {"faults": {**missed, "rejected": sum(rejected)}}
 
 
-def _divergence(simulation: Simulation) -> Section:
-    where = simulation.diverged
+def _divergence(run: LiveRun) -> Section:
+    where = run.diverged
     return {"diverged": {"round": where.round, "node": where.node, "layer": where.layer}} if where else {}
 
 
 def _target(
-    assembled: Assembled, records: Sequence[RoundRecord], timings: Sequence[RoundTimings] | None, metric: Metric
+    assembled: Assembled,
+    records: Sequence[RoundRecord],
+    timings: Sequence[RoundTimings] | None,
+    metric: Metric,
+    searched: Searched | None,
 ) -> Section:
     """When the run reached its target: the round, with the cost of its search, and seconds.
 
     `timings` is None where packed runs shared the machine: the seconds of one run are then unknown.
     """
-    spec, simulation = assembled.spec, assembled.simulation
+    spec = assembled.spec
     if spec.evaluation.target is None:
         return {}
     falls = metric == "mse"
@@ -130,10 +153,10 @@ def _target(
         "round": reached,
     }
     if reached:
-        if simulation.clock is not None:
+        if assembled.live.exchange.clock is not None:
             target["simulated_seconds"] = records[reached - 1]["simulated_seconds"]
-        if simulation.algorithm.searches:
-            target["round_with_search"] = reached + search_rounds(assembled)
+        if searched is not None:
+            target["round_with_search"] = reached + _search_rounds(assembled, searched)
         target |= _measured_seconds(timings and timings[:reached])
     return {"target": target}
 
@@ -148,14 +171,13 @@ def _measured_seconds(timings: Sequence[RoundTimings] | None) -> Section:
 
 
 def naive(series: Series, *, by_node: bool) -> dict[str, dict[str, float]]:
-    """Errors of the naive forecasts on the test windows: the mean over nodes, or over all windows where they are shared."""
+    """Errors of the naive forecasts on the test windows: the mean over nodes, or over windows that they share."""
     counts = torch.bincount(series.test_node, minlength=series.nodes).double()
     weights = torch.full_like(counts, 1 / series.nodes) if by_node else counts / counts.sum()
     found = naive_errors(series).items()
     return {name: {"mse": float(weights @ errors.mse), "mae": float(weights @ errors.mae)} for name, errors in found}
 
 
-def search_rounds(assembled: Assembled) -> float:
+def _search_rounds(assembled: Assembled, searched: Searched) -> float:
     """Cost of the search before round 1, in rounds: the mean over nodes of its local epochs, divided by a round's."""
-    epochs: Tensor = assembled.simulation.notes["epochs"]
-    return float(epochs.mean()) / assembled.spec.training.epochs
+    return mean(searched.epochs) / assembled.spec.training.epochs

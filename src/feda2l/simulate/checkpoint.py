@@ -11,25 +11,25 @@ from safetensors.torch import save
 from torch import Tensor
 
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.simulate.simulation import Simulation
+from feda2l.round.run import LiveRun
 
 
-def tensors(simulation: Simulation) -> dict[str, Tensor]:
+def tensors(run: LiveRun) -> dict[str, Tensor]:
     """Everything the next round depends on, by name: no time, host, path or rank in it.
 
     `model.NAME`, `optimizer.KIND.NAME` and `algorithm.KIND.NAME` are [nodes, *shape]; `algorithm.KEY` is the
-    algorithm's small state, `rates.KEY` the rule's. Under a fault plan `rates.NODE.KEY` is each node's own and
-    `message.NAME` what it published last; a node that is away stands as it was at the end of its last round. Where time
-    is simulated, `clock` is when each node begins the coming round.
+    algorithm's small state, `rates.KEY` the rule's. Under a fault plan each node has its own `rates.NODE.KEY`, and
+    `message.NAME` is what it published last; an absent node keeps the state of its last round. Where time is simulated,
+    `clock` is when each node begins the coming round.
     """
-    state = {name: values.contiguous().cpu() for name, values in _views(simulation)}
-    state |= {f"rates.{key}": value.contiguous() for key, value in simulation.rates.state_dict().items()}
-    return state | {"round": torch.tensor(simulation.round)}
+    state = {name: values.contiguous().cpu() for name, values in _views(run)}
+    state |= {f"rates.{key}": value.contiguous() for key, value in run.state.rates.state_dict().items()}
+    return state | {"round": torch.tensor(run.state.round)}
 
 
-def save_checkpoint(simulation: Simulation, path: Path) -> None:
+def save_checkpoint(run: LiveRun, path: Path) -> None:
     """Write down where a run is."""
-    write_checkpoint(tensors(simulation), path)
+    write_checkpoint(tensors(run), path)
 
 
 def write_checkpoint(state: dict[str, Tensor], path: Path) -> None:
@@ -74,14 +74,14 @@ def _digest(state: dict[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def restore(simulation: Simulation, path: Path) -> None:
-    """Bring a simulation to the state of a checkpoint."""
-    load(simulation, read_checkpoint(path), path)
+def restore(run: LiveRun, path: Path) -> None:
+    """Bring a run to the state of a checkpoint."""
+    load(run, read_checkpoint(path), path)
 
 
-def load(simulation: Simulation, state: dict[str, Tensor], path: Path) -> None:
+def load(run: LiveRun, state: dict[str, Tensor], path: Path) -> None:
     """The same from the tensors of the checkpoint at `path`."""
-    for name, values in _views(simulation):
+    for name, values in _views(run):
         if name not in state or state[name].shape != values.shape:
             found = list(state[name].shape) if name in state else "nothing"
             raise FedA2LError(
@@ -89,31 +89,31 @@ def load(simulation: Simulation, state: dict[str, Tensor], path: Path) -> None:
                 see="records-damaged",
             )
         values.copy_(state[name])
-    if simulation.algorithm.searches:
-        simulation.rebase(simulation.notes["found"].tolist())
+    if run.plan.algorithm.rate_search:
+        run.restart_rates(run.state.notes["found"].tolist())
     prefix = "rates."
     try:
-        simulation.rates.load_state_dict(
+        run.state.rates.load_state_dict(
             {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         )
-        simulation.round = int(state["round"])
+        run.state.round = int(state["round"])
     except (KeyError, RuntimeError) as error:
         raise FedA2LError(
             f"{path}: is not a whole checkpoint of this run: {error} is missing or damaged", see="records-damaged"
         ) from error
 
 
-def _views(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
-    """Every matrix of the population as named tensors, the run's rows of each."""
-    population, rows = simulation.population, simulation.rows
-    matrices = {"model": population.base} | {f"optimizer.{kind}": m for kind, m in population.memory.items()}
-    matrices |= {f"algorithm.{name}": population.state[name] for name in simulation.algorithm.memory}
+def _views(run: LiveRun) -> Iterator[tuple[str, Tensor]]:
+    """Every matrix of the run's state as named tensors, and what its exchange keeps."""
+    state = run.state
+    matrices = {"model": state.base} | {f"optimizer.{kind}": rows for kind, rows in state.memory.items()}
+    matrices |= {f"algorithm.{name}": rows for name, rows in state.algorithm.items()}
     for kind, matrix in matrices.items():
-        for slot in population.layout.slots:
-            yield f"{kind}.{slot.name}", slot.view(matrix[rows])
-    yield "optimizer.steps", population.steps[rows]
-    for name, values in simulation.notes.items():
+        for slot in state.population.layout.slots:
+            yield f"{kind}.{slot.name}", slot.view(matrix)
+    yield "optimizer.steps", state.steps
+    for name, values in state.notes.items():
         yield f"algorithm.{name}", values
-    for name, values in population.buffers.items():
-        yield f"buffers.{name}", values[rows]
-    yield from simulation.kept().items()
+    for name, values in state.buffers.items():
+        yield f"buffers.{name}", values
+    yield from run.exchange.kept().items()

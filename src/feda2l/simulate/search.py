@@ -1,97 +1,116 @@
-"""The search before round 1: every node tries rates, hears its neighbours' trials and takes one (DFedHPO)."""
+"""The search before round 1: every node tries rates, receives its neighbours' trials and decides on one (DFedHPO)."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
-from feda2l.algorithms.dfedhpo import SPREAD, DFedHPO, Trial
-from feda2l.engines.engine import Engine, ScoreJob, TrainJob
+from feda2l.algorithms.base import RateSearch, Trial
+from feda2l.engines.engine import Engine, ScoreJob
+from feda2l.round.run import LiveRun, TrainJob
 from feda2l.round.train import Hyperparameters
-from feda2l.simulate.simulation import Simulation
 
 PAIR = 16  # bytes of a rate and a loss
 RATE = 8
-MOST = 1000  # exchanges of a consensus, then it is left as it is
+SPREAD = 1.01  # consensus has been reached when the largest rate is at most this many times the smallest
+MOST = 1000  # exchanges of a consensus; then it is left as it is
 
 
-def search(engine: Engine, simulation: Simulation) -> dict[str, Any]:
-    """Find each node's base rate, start the run's rule with it, and say what was tried and what it cost."""
-    algorithm, seed = simulation.algorithm, simulation.member.training.seed
-    assert isinstance(algorithm, DFedHPO)
-    ids = simulation.ids
-    hears = {id: [j for j in simulation.mixing.row(id)[0] if j != id] for id in ids}
-    clock, a_trial = simulation.clock, algorithm.eval_epochs / simulation.member.training.epochs
-    own = simulation.of_all(try_out(engine, simulation, [algorithm.draw(seed, id) for id in ids]))
+class Found(TypedDict):
+    """What a search found and what it cost: `search.json`."""
+
+    rates: list[float]
+    epochs: list[int]
+    consensus_exchanges: int
+    bytes_sent: int
+    trials: list[list[dict[str, float | None]]]
+
+
+def search(engine: Engine, run: LiveRun) -> Found:
+    """Find each node's base rate, start the run's rule with it, and report what was tried and what it cost."""
+    plan, rate_search, seed = run.plan, run.plan.algorithm.rate_search, run.plan.member.training.seed
+    assert rate_search is not None
+    clock = run.exchange.clock
+    near = {id: [other for other in plan.mixing.row(id)[0] if other != id] for id in plan.ids}
+    own = run.collectives.of_all(try_out(engine, run, [rate_search.draw(seed, id) for id in plan.ids]))
+    _spend(run, rate_search, own)
     if clock is not None:
-        clock.spend(np.array([len(trials) * a_trial for trials in own]))
-        clock.exchange(1, PAIR * algorithm.trials)
-    heard = {id: [trial for j in hears[id] for trial in own[j]] for id in ids}
-    shortlists = [algorithm.shortlist(own[id], heard[id], seed, id) for id in ids]
-    tried = try_out(engine, simulation, shortlists)
-    decided = [algorithm.decide(own[id], heard[id], again) for id, again in zip(ids, tried, strict=True)]
-    rates, tried, nodes = simulation.of_all(decided), simulation.of_all(tried), range(simulation.network)
-    if clock is not None:
-        clock.spend(np.array([len(trials) * a_trial for trials in tried]))
-    exchanges = 0
-    agree = algorithm.consensus and simulation.mixing.topology.connected()
-    while agree and max(rates) > SPREAD * min(rates) and exchanges < MOST:
-        rates = _mixed(simulation, rates, round=exchanges + 1)
-        exchanges += 1
-        if clock is not None:
-            clock.exchange(exchanges, RATE)
-    epochs = [(len(own[node]) + len(tried[node])) * algorithm.eval_epochs for node in nodes]
-    for name, values in (("found", rates), ("epochs", epochs)):
-        for node, id in enumerate(ids):
-            simulation.notes[name][node] = values[id]
-    simulation.rebase([rates[id] for id in ids])
-    messages = int(simulation.mixing.messages().sum())
+        clock.exchange(1, PAIR * rate_search.trials)
+    heard = {id: [trial for other in near[id] for trial in own[other]] for id in plan.ids}
+    tried_here = try_out(engine, run, [rate_search.shortlist(own[id], heard[id], seed, id) for id in plan.ids])
+    decided = [rate_search.decide(own[id], heard[id], again) for id, again in zip(plan.ids, tried_here, strict=True)]
+    rates, tried = run.collectives.of_all(decided), run.collectives.of_all(tried_here)
+    _spend(run, rate_search, tried)
+    rates, exchanges = _agree(run, rates) if rate_search.consensus else (rates, 0)
+    every = [[*first, *second] for first, second in zip(own, tried, strict=True)]
+    epochs = [len(trials) * rate_search.eval_epochs for trials in every]
+    for node, id in enumerate(plan.ids):
+        run.state.notes["found"][node], run.state.notes["epochs"][node] = rates[id], epochs[id]
+    run.restart_rates([rates[id] for id in plan.ids])
     return {
         "rates": rates,
         "epochs": epochs,
         "consensus_exchanges": exchanges,
-        "bytes_sent": messages * (PAIR * algorithm.trials + RATE * exchanges),
-        "trials": [[trial._asdict() | {"loss": _finite(trial.loss)} for trial in (*own[i], *tried[i])] for i in nodes],
+        "bytes_sent": int(plan.mixing.messages().sum()) * (PAIR * rate_search.trials + RATE * exchanges),
+        "trials": [[{"rate": trial.rate, "loss": _finite(trial.loss)} for trial in trials] for trials in every],
     }
 
 
-def try_out(engine: Engine, simulation: Simulation, rates: list[list[float]]) -> list[list[Trial]]:
+def try_out(engine: Engine, run: LiveRun, rates: Sequence[Sequence[float]]) -> list[list[Trial]]:
     """Train every node with each of its rates from its start and take the loss on its unused samples.
 
     The first rates of all nodes go together, then the second ones, and so on; nodes may have unequal numbers of them.
     """
-    population, rows, member = simulation.population, simulation.rows, simulation.member
-    assert isinstance(simulation.algorithm, DFedHPO)
-    states = [population.base, population.steps, *population.memory.values(), *population.buffers.values()]
-    start = [state[rows].clone() for state in states]
-    trials: list[list[Trial]] = [[] for _ in rates]
+    state, member, trials = run.state, run.plan.member, [list[Trial]() for _ in rates]
+    changed = [state.base, state.steps, *state.memory.values(), *state.buffers.values()]
+    start = [values.clone() for values in changed]
     for number in range(max(map(len, rates))):
         nodes = [node for node, own in enumerate(rates) if number < len(own)]
-        hypers = [Hyperparameters([rates[n][number]] * len(simulation.slots), simulation.used_momentum) for n in nodes]
-        engine.train(
-            [
-                # round 0: the same batches in every trial, so that rates are all that differs
-                TrainJob(simulation.start + node, simulation.number, node, 0, hyper, simulation.algorithm.eval_epochs)
-                for node, hyper in zip(nodes, hypers, strict=True)
-            ]
-        )
-        population.base[rows] = population.trained[rows]
-        jobs = [ScoreJob(simulation.start + node, simulation.number, node, local=True) for node in nodes]
+        engine.train([_trial_job(run, node, rates[node][number]) for node in nodes])
+        state.base.copy_(state.trained)
+        jobs = [ScoreJob(run.start + node, run.number, node, local=True) for node in nodes]
         for node, score in zip(nodes, engine.score(jobs), strict=True):
             loss = score.loss / len(member.local[node])
             trials[node].append(Trial(rates[node][number], loss if math.isfinite(loss) else math.inf))
-        for state, value in zip(states, start, strict=True):
-            state[rows] = value
+        for values, kept in zip(changed, start, strict=True):
+            values.copy_(kept)
     return trials
 
 
-def _mixed(simulation: Simulation, rates: list[float], round: int) -> list[float]:
-    """Each node's weighted mean of log rates over those it hears."""
+def _trial_job(run: LiveRun, node: int, rate: float) -> TrainJob:
+    """A trial is of round 0: the same batches in every one, so that trials differ in the rate alone."""
+    rate_search = run.plan.algorithm.rate_search
+    assert rate_search is not None
+    hyper = Hyperparameters([rate] * len(run.slots), run.momentum(range(run.plan.nodes)))
+    return TrainJob(run.start + node, run.number, node, 0, hyper, rate_search.eval_epochs)
+
+
+def _spend(run: LiveRun, rate_search: RateSearch, trials: Sequence[Sequence[Trial]]) -> None:
+    """Let the trials of every node take their simulated time."""
+    if run.exchange.clock is not None:
+        rounds = rate_search.eval_epochs / run.plan.member.training.epochs
+        run.exchange.clock.spend(np.array([len(own) * rounds for own in trials]))
+
+
+def _agree(run: LiveRun, rates: list[float]) -> tuple[list[float], int]:
+    """Average log rates with the neighbours until they are within `SPREAD`; the rates, and how often that took."""
+    exchanges, connected = 0, run.plan.mixing.topology.connected()
+    while connected and max(rates) > SPREAD * min(rates) and exchanges < MOST:
+        exchanges += 1
+        rates = _mixed(run, rates, round=exchanges)
+        if run.exchange.clock is not None:
+            run.exchange.clock.exchange(exchanges, RATE)
+    return rates, exchanges
+
+
+def _mixed(run: LiveRun, rates: list[float], round: int) -> list[float]:
+    """Each node's weighted mean of log rates over its closed neighbourhood."""
     logs = [math.log(rate) for rate in rates]
     mixed = []
-    for node in range(simulation.network):
-        ids, _ = simulation.mixing.row(node, round)
-        weights = simulation.mixing.given(node, round).tolist()
+    for node in range(run.plan.network):
+        ids, _ = run.plan.mixing.row(node, round)
+        weights = run.plan.mixing.given(node, round).tolist()
         mixed.append(math.exp(math.fsum(w * logs[j] for w, j in zip(weights, ids, strict=True))))
     return mixed
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 import torch
 from torch import Tensor, nn
 
-from feda2l.engines.engine import Engine, TrainJob
-from feda2l.engines.population import is_batch_count
-from feda2l.simulate.simulation import Simulation
+from feda2l.engines.engine import Engine
+from feda2l.round.population import is_batch_count
+from feda2l.round.run import LiveRun, TrainJob
 
-Alike = Callable[[Simulation, Simulation], bool]
+Alike = Callable[[LiveRun, LiveRun], bool]
 
 
 class Twins:
@@ -24,10 +24,10 @@ class Twins:
     began d apart are (1 - m)^n d apart.
     """
 
-    def __init__(self, engine: Engine, simulations: Sequence[Simulation]) -> None:
+    def __init__(self, engine: Engine, runs: Sequence[LiveRun]) -> None:
         self.engine = engine
         self.left = {} if engine.repeats else shares_left(engine.model)
-        self.families = _split(simulations, _told_alike)
+        self.families = _split(runs, _told_alike)
 
     def train(
         self, jobs: Mapping[int, Sequence[TrainJob]], train: Callable[[list[TrainJob]], list[float]]
@@ -51,18 +51,18 @@ class Twins:
             losses[number] = losses[lead[number]]
         return losses
 
-    def holding(self, runs: Sequence[Simulation]) -> dict[int, Simulation]:
+    def holding(self, runs: Sequence[LiveRun]) -> dict[int, LiveRun]:
         """For each of these runs, by number, the first one that holds the same models and is asked the same."""
         parts = self._parts({run.number for run in runs}, self._asked_alike)
         # a run that has come to its end is in no family
         return {run.number: run for run in runs} | {run.number: part[0] for part in parts for run in part}
 
-    def _parts(self, numbers: Set[int], alike: Alike) -> list[list[Simulation]]:
+    def _parts(self, numbers: Set[int], alike: Alike) -> list[list[LiveRun]]:
         """The families, of those runs alone that have these numbers, each split into what is alike."""
         families = [[run for run in family if run.number in numbers] for family in self.families]
         return [part for family in families for part in _split(family, alike)]
 
-    def _alike(self, one: Simulation, other: Simulation, jobs: Mapping[int, Sequence[TrainJob]]) -> bool:
+    def _alike(self, one: LiveRun, other: LiveRun, jobs: Mapping[int, Sequence[TrainJob]]) -> bool:
         """Will the coming round's training be the same: the same steps from the same state?"""
         # all but the row and the run
         if [job[2:] for job in jobs[one.number]] != [job[2:] for job in jobs[other.number]]:
@@ -70,13 +70,13 @@ class Twins:
         population = self.engine.population
         state = population.base, population.steps, *population.memory.values(), *population.state.values()
         # who asks its base model for advice asks it with its statistics
-        free = {} if one.algorithm.teaches else self.left
+        free = {} if one.plan.algorithm.teaches else self.left
         read = [values for name, values in population.buffers.items() if name not in free]
         return _equal(one, other, (*state, *read))
 
-    def _asked_alike(self, one: Simulation, other: Simulation) -> bool:
-        questions = [(run.on, list(run.counted), run.same) for run in (one, other)]
-        return questions[0] == questions[1] and _equal_lists(one.models(), other.models())
+    def _asked_alike(self, one: LiveRun, other: LiveRun) -> bool:
+        asked = [(run.plan.on, list(run.counted), run.compared.same) for run in (one, other)]
+        return asked[0] == asked[1] and _equal_lists(one.state.models(), other.state.models())
 
     def _follow(self, leading: Sequence[TrainJob], own: Sequence[TrainJob], apart: Mapping[str, Tensor]) -> None:
         population, members = self.engine.population, self.engine.members
@@ -110,9 +110,9 @@ def _left(part: str, module: nn.Module) -> Iterator[tuple[str, float]]:
             yield name, 1.0 if is_batch_count(name) else 1.0 - momentum
 
 
-def _split(runs: Sequence[Simulation], alike: Alike) -> list[list[Simulation]]:
+def _split(runs: Sequence[LiveRun], alike: Alike) -> list[list[LiveRun]]:
     """Runs in families, each of those that are like its first; in their order."""
-    families: list[list[Simulation]] = []
+    families: list[list[LiveRun]] = []
     for run in runs:
         family = next((family for family in families if alike(family[0], run)), None)
         if family is None:
@@ -122,9 +122,9 @@ def _split(runs: Sequence[Simulation], alike: Alike) -> list[list[Simulation]]:
     return families
 
 
-def _told_alike(one: Simulation, other: Simulation) -> bool:
+def _told_alike(one: LiveRun, other: LiveRun) -> bool:
     """Do two runs train with the same settings on the same samples, and are they scored on the same ones?"""
-    first, second = one.member, other.member
+    first, second = one.plan.member, other.plan.member
     same = first.training.samples is second.training.samples and first.test is second.test
     return (
         same
@@ -140,8 +140,8 @@ def _equal_lists(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
-def _equal(one: Simulation, other: Simulation, matrices: Sequence[Tensor]) -> bool:
-    return all(torch.equal(matrix[one.rows], matrix[other.rows]) for matrix in matrices)
+def _equal(one: LiveRun, other: LiveRun, matrices: Sequence[Tensor]) -> bool:
+    return all(torch.equal(matrix[one.state.rows], matrix[other.state.rows]) for matrix in matrices)
 
 
 def _rows(jobs: Sequence[TrainJob]) -> list[int]:

@@ -67,7 +67,7 @@ def expand(study: "Study", source: str, tuned: str | None, overrides: Sequence[s
     cells = _unique(cells)
     specs = [cell.check(study.seeds[0], overrides) for cell in cells]
     # a search finds the base rate, whatever it is
-    searched = [tuned == "rates.base" and spec.algorithm.algorithm.searches for spec in specs]
+    searched = [tuned == "rates.base" and spec.algorithm.algorithm.rate_search is not None for spec in specs]
     cells = [replace(cell, tuned=cell.tuned and not own) for cell, own in zip(cells, searched, strict=True)]
     _refuse_twins(cells, specs, source)
     return [_paired(cell, cells) for cell in cells]

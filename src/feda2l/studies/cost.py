@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import torch
 
-from feda2l.algorithms.dfedhpo import DFedHPO
 from feda2l.engines.engine import ScoreJob
-from feda2l.engines.population import MEMORY
 from feda2l.engines.stacked import is_perceptron
 from feda2l.errors import FedA2LError
-from feda2l.round.states import Layout
+from feda2l.round.layout import Layout
+from feda2l.round.population import MEMORY
+from feda2l.round.run import LiveRun
 from feda2l.runs.assemble import Assembled, assemble, pack_key, populate
 from feda2l.runs.datasets import Loaded
-from feda2l.simulate.simulator import one_thread
+from feda2l.simulate.loop import one_thread
 from feda2l.spec.spec import Spec
 from feda2l.studies.progress_table import duration
 from feda2l.studies.study_folder import Job
@@ -60,13 +60,14 @@ def calibrate(specs: Sequence[Spec], data: Loaded) -> Pace:
     if small:
         runs += [assemble(spec, data) for spec in specs[1:PACKED]]
     steps, scored = (10 * STEPS, 10 * SCORED) if small else (STEPS, SCORED)
-    shares = [_cut(run, steps, scored) for run in runs]
+    cut = [_cut(run, steps, scored) for run in runs]
+    runs, shares = [run for run, _ in cut], cut[0][1]
     nodes = _measured_nodes(runs[0])
     engine = populate(runs)
     engine.start(specs[0].runtime.workers)
     try:
         with one_thread():
-            jobs = [job for run in runs for job in run.simulation.jobs()[:nodes]]
+            jobs = [job for run in runs for job in run.live.jobs(run.live.exchange.present(1)[:nodes])]
             engine.train(jobs)  # the first is slower
             started = time.perf_counter()
             engine.train(jobs)
@@ -76,8 +77,8 @@ def calibrate(specs: Sequence[Spec], data: Loaded) -> Pace:
     finally:
         engine.close()
     # of all the runs' nodes only so many were at work
-    alike = len(runs) * nodes / runs[0].simulation.nodes
-    seconds = ((trained - started) * shares[0].train + (ended - trained) * shares[0].score) / alike
+    alike = len(runs) * nodes / runs[0].live.plan.nodes
+    seconds = ((trained - started) * shares.train + (ended - trained) * shares.score) / alike
     return Pace(seconds, f"{steps} measured steps of {nodes} nodes of {' and '.join(_few(runs))}")
 
 
@@ -88,19 +89,20 @@ class Shares(NamedTuple):
     score: float
 
 
-def _cut(run: Assembled, steps: int, scored: int) -> Shares:
-    """Let a run's nodes hold a few batches and test samples only."""
-    simulation, member = run.simulation, run.simulation.member
+def _cut(run: Assembled, steps: int, scored: int) -> tuple[Assembled, Shares]:
+    """The run with a few batches and test samples per node only."""
+    plan, member = run.live.plan, run.live.plan.member
     training = member.training
     shards = [shard[: training.batch_size * steps] for shard in member.shards]
     test = torch.arange(min(scored, len(member.test)))
     whole = len(member.test) if member.tests is None else sum(map(len, member.tests)) / len(member.tests)
     # where all average with all, they hold one model, unless each keeps its statistics
-    one = run.spec.topology.name == "full" and simulation.buffers != "local" and member.tests is None
+    one = run.spec.topology.name == "full" and plan.buffers != "local" and member.tests is None
     models = 1 if one else len(shards) + 1
-    simulation.member = replace(member, shards=shards, tests=[test] * len(shards))
+    cut = replace(plan, member=replace(member, shards=shards, tests=[test] * len(shards)))
     count = [sum(training.steps(len(shard)) for shard in own) for own in (member.shards, shards)]
-    return Shares(count[0] / count[1], whole * models / (len(test) * len(shards)) / run.spec.evaluation.every)
+    shares = Shares(count[0] / count[1], whole * models / (len(test) * len(shards)) / run.spec.evaluation.every)
+    return replace(run, live=LiveRun(cut, run.live.exchange)), shares
 
 
 def _few(runs: Sequence[Assembled]) -> list[str]:
@@ -123,11 +125,8 @@ def rounds_of(spec: Spec) -> float:
     """A run's cost in rounds of FedAvg: two passes a step, a teacher, a search before round 1."""
     algorithm = spec.algorithm.algorithm
     factor = 2.0 if algorithm.ascent else 4 / 3 if algorithm.teaches else 1.0
-    search = 0.0
-    if isinstance(algorithm, DFedHPO):
-        heard = spec.data.nodes if algorithm.aggregator == "FA" else 1
-        search = algorithm.trials * algorithm.eval_epochs * heard / spec.training.epochs
-    return factor * spec.rounds + search
+    search = algorithm.rate_search.epochs(spec.data.nodes) if algorithm.rate_search else 0
+    return factor * spec.rounds + search / spec.training.epochs
 
 
 def statement(jobs: Sequence[Job], paces: Sequence[tuple[Sequence[Job], Pace | FedA2LError]]) -> list[str]:
@@ -155,4 +154,4 @@ def by_kind(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _measured_nodes(run: Assembled) -> int:
-    return min(run.simulation.nodes, max(2, int(LARGE) // Layout.of(run.model).width))
+    return min(run.live.plan.nodes, max(2, int(LARGE) // Layout.of(run.model).width))

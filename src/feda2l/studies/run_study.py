@@ -16,9 +16,9 @@ from feda2l.runs.assemble import assemble, pack_key
 from feda2l.runs.datasets import Loaded, data_key, load_data
 from feda2l.runs.device import find_device
 from feda2l.runs.pack import Watch, run_packed
+from feda2l.runs.process_group import OutOfTime
 from feda2l.runs.run import Run
-from feda2l.runs.single_process import OutOfTime
-from feda2l.runs.start_ranks import crew_here
+from feda2l.runs.start_ranks import group_here
 from feda2l.spec.spec import Spec
 from feda2l.studies.cells import Cell
 from feda2l.studies.cost import Pace, by_kind, calibrate, pace_so_far, pack_rows, statement
@@ -237,7 +237,7 @@ class StudyRun:
         )
         busy: State | None = None
         try:
-            run_packed(members, self._load(pack[0].spec), resume=True, watch=watch, crew=crew_here())
+            run_packed(members, self._load(pack[0].spec), resume=True, watch=watch, group=group_here())
         except OutOfTime:
             for job in pack:
                 view.settle(job)

@@ -13,16 +13,17 @@ from feda2l.errors import RunFailed
 from feda2l.faults.plan import FaultPlan
 from feda2l.records.round_record import MEAN_MODEL, Evaluation, RoundRecord, update_scores
 from feda2l.records.run_folder import RunFolder
+from feda2l.round.compare import distances
+from feda2l.round.run import LiveRun
 from feda2l.runs.assemble import Assembled, Shape, assemble, populate
 from feda2l.runs.datasets import Loaded, load_data
 from feda2l.runs.device import find_device
 from feda2l.runs.environment import environment
 from feda2l.runs.listed_files import copy_files
 from feda2l.runs.pack import device_name
-from feda2l.runs.summary import write_summary
+from feda2l.runs.summary import searched_rates, write_summary
 from feda2l.simulate.checkpoint import read_checkpoint, restore, tensors, write_checkpoint
-from feda2l.simulate.simulation import Simulation
-from feda2l.simulate.simulator import Simulator
+from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
 from feda2l.swarm.join_records import Records, join_round, join_timings, read_records
 from feda2l.swarm.observed_faults import met_faults
@@ -62,13 +63,13 @@ def collect(
     described = environment(engine="peers", device=device_name(assembled.device), pack=1, **shape, **facts)
     folder.write_json(folder.environment, described)
     write_checkpoint(join_checkpoints(assembled, states), folder.checkpoint)
-    restore(assembled.simulation, folder.checkpoint)
+    restore(assembled.live, folder.checkpoint)
     engine.start(spec.runtime.workers)
     try:
         by_class = _write_rounds(folder, states, assembled, engine, records, graph)
     finally:
         engine.close()
-    write_summary(assembled, folder, by_class)
+    write_summary(assembled, folder, by_class, searched_rates(assembled.live))
 
 
 def join_checkpoints(assembled: Assembled, states: Sequence[RunFolder]) -> dict[str, Tensor]:
@@ -77,8 +78,7 @@ def join_checkpoints(assembled: Assembled, states: Sequence[RunFolder]) -> dict[
     A node that has none stands at its start. Where nodes missed rounds, their histories differ in length: then
     each node's rates stay its own, under `rates.NODE.KEY`, as the simulator has them under a fault plan.
     """
-    simulation = assembled.simulation
-    whole, nodes = tensors(simulation), simulation.nodes
+    whole, nodes = tensors(assembled.live), assembled.live.plan.nodes
     found = {id: read_checkpoint(state.checkpoint) for id, state in enumerate(states) if state.checkpoint.exists()}
     parts: dict[str, dict[int, Tensor]] = {}
     for id, own in found.items():
@@ -109,32 +109,32 @@ def _write_rounds(
     graph: Topology,
 ) -> list[float | None] | None:
     """Write all rounds, the last one with the scores of all models together; their accuracy by class is returned."""
-    simulation = assembled.simulation
+    run = assembled.live
     timings = [state.read_timings() for state in states]
     mail = Mail(states, records, graph) if assembled.faults else None
-    scores = Simulator(engine, [simulation]).evaluate(simulation)
+    scores = RoundLoop(engine, [run]).evaluate(run)
     for path in (folder.rounds, folder.timings):
         path.unlink(missing_ok=True)
-    for round in range(1, simulation.rounds + 1):
+    for round in range(1, run.plan.rounds + 1):
         own = [each[round - 1] for each in records]
         if not any(own):
             raise RunFailed(f"{folder.path}: no node has a record of round {round}")
         record = join_round(round, own)
         if mail:
-            mail.add(round, record, simulation.message * simulation.algorithm.gossip)
-        if round == simulation.rounds:
-            _add_joint_figures(record, own, simulation, scores)
+            mail.add(round, record, run.message * run.plan.algorithm.gossip)
+        if round == run.plan.rounds:
+            _add_joint_figures(record, own, run, scores)
         folder.append(record, join_timings(round, timings))
     return scores.get("class_accuracy")
 
 
 def _add_joint_figures(
-    record: RoundRecord, own: Sequence[RoundRecord | None], simulation: Simulation, scores: Evaluation
+    record: RoundRecord, own: Sequence[RoundRecord | None], run: LiveRun, scores: Evaluation
 ) -> None:
     """Add the figures that need all models, if the checkpoint has the models of all nodes that took part."""
-    if [node for node, there in enumerate(own) if there] != list(simulation.there):
+    if [node for node, there in enumerate(own) if there] != list(run.present):
         return
-    disagreement = simulation.disagreement()
+    disagreement = distances(run).mean(dim=0)
     record["disagreement"] = float(disagreement.sum())
     layers = record["layers"]
     record["layers"] = {"name": layers["name"], "disagreement": disagreement.tolist(), **layers}

@@ -15,7 +15,7 @@ from feda2l.records.round_record import (
 )
 from feda2l.records.round_timings import PARTS, RoundTimings, round_timings
 from feda2l.records.run_folder import RunFolder
-from feda2l.simulate.make_record import add_scores, mean
+from feda2l.round.record import add_scores, mean
 
 Records = list[RoundRecord | None]
 """A node's rounds 1, 2, ...; None for one that it missed."""

@@ -64,7 +64,7 @@ def swarm(spec: Spec, out: Path | None = None, options: Options | None = None) -
         if finished(folder, assembled.spec):
             SwarmView(spec.name, 0, [], shown=options.shown).say(f"{out}: already finished, nothing to do")
             return Run(out)
-    graph = assembled.simulation.mixing.topology
+    graph = assembled.live.plan.mixing.topology
     del loaded  # the nodes load it themselves; it is loaded again to be collected
     nodes = SwarmFolder(shared.path, assembled.spec.data.nodes)
     with ExitStack() as stack:
@@ -231,7 +231,7 @@ def _demand_folder(folder: RunFolder, shared: RunFolder, *, resume: bool) -> Non
 
 
 def _refuse_unfit(assembled: Assembled) -> None:
-    graph, spec = assembled.simulation.mixing.topology, assembled.spec
+    graph, spec = assembled.live.plan.mixing.topology, assembled.spec
     refuse_network(spec)
     where = f'topology.name = "{spec.topology.name}"'
     if spec.data.nodes < 2:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from feda2l.round.states import Layout
+from feda2l.round.layout import Layout
 
 CPU = torch.device("cpu")
 MEMORY = {"sgd": ("momentum",), "adam": ("first", "second"), "adamw": ("first", "second")}

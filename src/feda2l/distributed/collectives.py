@@ -1,0 +1,80 @@
+"""A run's nodes on several ranks: which rank has which, and what is said of all of them together."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feda2l.distributed.placement import Placement
+from feda2l.distributed.ranks import Ranks
+from feda2l.round.exact_mean import exact_mean
+from feda2l.round.run import RunPlan
+
+T = TypeVar("T")
+NOBODY = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True)
+class NodesOnRanks:
+    """`Collectives` over ranks."""
+
+    ranks: Ranks
+    placement: Placement
+
+    def mean(self, rows: Tensor) -> Tensor:
+        ranks = self.ranks
+        if rows.is_floating_point():
+            nodes = sum(map(len, self.placement.ids))
+            return exact_mean(rows, count=nodes, largest=ranks.largest, total=ranks.total)
+        first = self.placement.ids[ranks.rank][0] == 0
+        return ranks.total(rows[0].clone() if first else torch.zeros_like(rows[0]))
+
+    def agree(self, state: Sequence[Tensor] | None) -> bool:
+        digests = self.ranks.all(None if state is None else _digest(state))
+        return digests[0] is not None and len(set(digests)) == 1
+
+    def first(self, place: int | None) -> int | None:
+        found = int(self.ranks.least(torch.tensor([NOBODY if place is None else place])))
+        return None if found == NOBODY else found
+
+    def of_all(self, values: Sequence[T]) -> list[T]:
+        return self._in_order(self.ranks.all(values))
+
+    def at_leader(self, values: Sequence[T]) -> list[T] | None:
+        parts = self.ranks.gather(values)
+        return None if parts is None else self._in_order(parts)
+
+    def _in_order(self, parts: Sequence[Sequence[T]]) -> list[T]:
+        """Values of every rank's nodes -> of the network's nodes, in the order of their ids."""
+        order = np.argsort(np.concatenate(self.placement.ids))
+        values = [value for part in parts for value in part]
+        return [values[place] for place in order.tolist()]
+
+
+def plan_of_rank(whole: RunPlan, ranks: Ranks, placement: Placement) -> RunPlan:
+    """This rank's part of the plan of all nodes."""
+    ids = placement.ids[ranks.rank].tolist()
+    member, setting = whole.member, whole.setting
+
+    def own(values: Sequence[T]) -> list[T]:
+        return [values[id] for id in ids]
+
+    tests = None if member.tests is None else own(member.tests)
+    return replace(
+        whole,
+        member=replace(member, shards=own(member.shards), local=own(member.local), tests=tests, ids=tuple(ids)),
+        setting=replace(
+            setting, nodes=tuple(ids), steps=tuple(own(setting.steps)), near_steps=tuple(own(setting.near_steps))
+        ),
+    )
+
+
+def _digest(state: Sequence[Tensor]) -> bytes:
+    total = hashlib.sha256()
+    for values in state:
+        total.update((values + 0).cpu().contiguous().numpy().tobytes())  # -0 is equal to 0
+    return total.digest()

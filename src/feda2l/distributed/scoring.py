@@ -1,0 +1,52 @@
+"""Scores of a network whose nodes are on several ranks; rank 0 has them all."""
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+
+from feda2l.distributed.ranks import Ranks
+from feda2l.engines.engine import Engine, Score, ScoreJob
+from feda2l.round.run import LiveRun
+from feda2l.simulate.scoring import ScoreHere, Scores
+
+
+class ScoreOverRanks:
+    """Every rank scores its own nodes; the batches of a model that all ranks have are divided among them."""
+
+    def __init__(self, here: ScoreHere, engine: Engine, ranks: Ranks) -> None:
+        self.here, self.engine, self.ranks = here, engine, ranks
+
+    def scores(self, runs: Sequence[LiveRun]) -> dict[int, Scores]:
+        # where all nodes hold one model, it is theirs and the mean
+        alike = {run.number for run in runs if run.compared.agreed and run.plan.on == "global" and not _tests(run)}
+        own = self.here.scores([run for run in runs if run.number not in alike], mean_model=False)
+        return {run.number: self._of_run(run, own.get(run.number)) for run in runs}
+
+    def _of_run(self, run: LiveRun, own: Scores | None) -> Scores:
+        # the mean model of nodes with test samples of their own has a score for each
+        parts = [] if own is None else [part for part in own if part != "mean" or _tests(run)]
+        columns = [own[part] for part in parts] if own else []
+        gathered = run.collectives.at_leader([[column[node] for column in columns] for node in range(run.plan.nodes)])
+        mean = None if run.plan.on == "local" or _tests(run) else self._mean_model(run)
+        if gathered is None:
+            return {}
+        scores: Scores = {part: [row[place] for row in gathered] for place, part in enumerate(parts)}
+        if mean is not None:
+            scores["mean"] = [mean]
+            scores.setdefault("global", [mean] * run.plan.network)
+        return scores
+
+    def _mean_model(self, run: LiveRun) -> Score | None:
+        """The mean model's score, or that of the one model that all nodes hold; None at ranks that do not lead."""
+        count = -(-len(run.plan.member.test) // self.engine.evaluation_batch)
+        batches = range(self.ranks.rank, count, self.ranks.world)
+        row, node = (run.start, 0) if run.compared.agreed else (run.number, None)
+        jobs = [ScoreJob(row, run.number, node, local=False, batch=batch) for batch in batches]
+        parts = self.ranks.gather(list(zip(batches, self.engine.score(jobs), strict=True)))
+        if parts is None:
+            return None
+        return reduce(add, [score for _, score in sorted(item for part in parts for item in part)])
+
+
+def _tests(run: LiveRun) -> bool:
+    return run.plan.member.tests is not None

@@ -1,0 +1,49 @@
+"""How the nodes' models compare at the end of a round: which are equal, their mean, how far they are from it."""
+
+import torch
+from torch import Tensor
+
+from feda2l.round.run import Comparison, LiveRun
+
+
+def compare(run: LiveRun) -> None:
+    """Find which nodes hold the same model; where not all do, write the mean model where the engine finds it."""
+    state, population = run.state, run.state.population
+    models = state.models()
+    same = first_equal(models)
+    counted = list(run.counted)
+    alike = len({same[node] for node in counted}) == 1
+    agreed = run.collectives.agree([values[counted[0]] for values in models] if alike else None)
+    run.compared = Comparison(same, agreed)
+    if agreed:
+        return
+    population.mean[run.number] = run.collectives.mean(_of(counted, state.base))
+    for name, values in state.buffers.items():
+        population.mean_buffers[name][run.number] = run.collectives.mean(_of(counted, values))
+
+
+def distances(run: LiveRun) -> Tensor:
+    """||theta_i - mean||^2 of every layer, [counted nodes, layers]; 0 where all are equal."""
+    counted = list(run.counted)
+    if run.compared.agreed:
+        return torch.zeros(len(counted), len(run.plan.layers), dtype=torch.float64)
+    return run.all_reductions.distances(_of(counted, run.state.base), run.state.population.mean[run.number])
+
+
+def first_equal(matrices: list[Tensor]) -> list[int]:
+    """For each row of the first matrix the first row that is equal to it, there and in every other tensor."""
+    width = matrices[0].shape[1]
+    probe = matrices[0][:, :: max(1, width // 64)].cpu()  # a few columns distinguish most models
+    found: dict[bytes, list[int]] = {}
+    first = []
+    for row in range(len(probe)):
+        alike = found.setdefault(probe[row].numpy().tobytes(), [])
+        same = next((other for other in alike if all(torch.equal(m[row], m[other]) for m in matrices)), None)
+        if same is None:
+            alike.append(row)
+        first.append(row if same is None else same)
+    return first
+
+
+def _of(nodes: list[int], rows: Tensor) -> Tensor:
+    return rows if len(nodes) == len(rows) else rows[nodes]

@@ -1,0 +1,94 @@
+"""The record of a round: what every round says, and how scores enter it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
+
+import torch
+
+from feda2l.records.round_record import Evaluation, NodeColumns, RoundRecord, known, update_scores
+from feda2l.round.adapt import Adapted
+from feda2l.round.compare import distances
+from feda2l.round.run import LiveRun
+
+T = TypeVar("T")
+
+
+def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], adapted: Sequence[Adapted]) -> RoundRecord:
+    """What every round records: losses, disagreement, bytes, multipliers, and the layers' rates and signals.
+
+    D = (1/N) sum_i ||theta_i - mean||^2 of each layer, over the aggregated models of the nodes that count. Where time
+    is simulated: when each node had completed the round, and when the last one had.
+    At a process that does not record it holds the round's number alone.
+    """
+    plan, exchange, round = run.plan, run.exchange, run.state.round
+    by_node = zip(
+        adapted,
+        spread(plan.nodes, nodes, losses),
+        spread(plan.nodes, run.counted, distances(run).unbind()),
+        strict=True,
+    )
+    everyone = run.collectives.at_leader(list(by_node))
+    if everyone is None:
+        return cast(RoundRecord, {"round": round})
+    layers, loss, distance = zip(*everyone, strict=True)
+    disagreement = torch.stack([row for row in distance if row is not None]).mean(dim=0)
+    least, largest, change = zip(*(own.range for own in layers if own.range), strict=True)
+    sent, clock, mail = exchange.bytes_sent(run), exchange.clock, exchange.mail(round)
+    columns: NodeColumns = {"train_loss": list(loss), "bytes_sent": sent}
+    record: RoundRecord = {
+        "round": round,
+        "train_loss": mean(known(loss)),
+        "disagreement": float(disagreement.sum()),
+        "bytes_sent": sum(sent),
+        "simulated_seconds": 0.0 if clock is None else clock.seconds,
+        "multiplier_min": min(least),
+        "multiplier_max": max(largest),
+        "multiplier_change": max(change),
+        "nodes": columns,
+        "layers": {
+            "name": [layer.name for layer in plan.layers],
+            "disagreement": disagreement.tolist(),
+            "rate": [own.rate for own in layers],
+            "multiplier": [own.multiplier for own in layers],
+            "sigma": [own.sigma for own in layers],
+            "zeta": [own.zeta for own in layers],
+        },
+    }
+    if clock is None:
+        del record["simulated_seconds"]
+    else:
+        columns["simulated_seconds"] = clock.now.tolist()
+    if mail is not None:
+        columns["heard"], columns["rejected"] = mail
+    return record
+
+
+def add_scores(record: RoundRecord | Evaluation, prefix: str, found: Sequence[Mapping[str, float] | None]) -> None:
+    """Put what was measured at every node into a record, and its mean, standard deviation and worst over nodes.
+
+    `found` holds nothing for a node that was absent or has no sample to be scored on.
+    """
+    measured = [values for values in found if values]
+    if not measured:
+        return
+    first, *_ = measured[0]
+    figures = {prefix + name: mean([values[name] for values in measured]) for name in measured[0]}
+    values = [values[first] for values in measured]
+    figures[f"{prefix}{first}_std"] = float(torch.tensor(values, dtype=torch.float64).std(correction=0))
+    figures[f"{prefix}{first}_worst"] = min(values) if first == "accuracy" else max(values)
+    of_nodes = {prefix + name: [values[name] if values else None for values in found] for name in measured[0]}
+    update_scores(record, figures, of_nodes)
+
+
+def spread(count: int, nodes: Sequence[int], values: Sequence[T]) -> list[T | None]:
+    """Values of these nodes among so many; None for the others."""
+    spread: list[T | None] = [None] * count
+    for node, value in zip(nodes, values, strict=True):
+        spread[node] = value
+    return spread
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean over nodes of a figure."""
+    return math.fsum(values) / len(values)  # exact: plain sums differ between Python versions

@@ -1,0 +1,87 @@
+"""One round of Algorithm 1, in its order. The simulator, the ranks and the peers all call `play_round`."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from feda2l.equations import Signals
+from feda2l.records.round_record import RoundRecord
+from feda2l.round.adapt import adapt, first_non_finite
+from feda2l.round.aggregate import aggregate
+from feda2l.round.compare import compare
+from feda2l.round.record import make_record
+from feda2l.round.run import LiveRun, TrainJob
+
+
+class Turn(NamedTuple):
+    """A run and those of its nodes that act in the coming round."""
+
+    run: LiveRun
+    nodes: Sequence[int]
+
+
+class Completed(NamedTuple):
+    """A run's round: its record (None if the run diverged in it) and how many seconds each part took."""
+
+    run: LiveRun
+    record: RoundRecord | None
+    seconds: dict[str, float]
+
+
+class Trainer(Protocol):
+    """Trains the rows of a population in place."""
+
+    def train(self, jobs: Mapping[int, Sequence[TrainJob]]) -> Mapping[int, list[float]]:
+        """base -> trained for the jobs of each run; the mean training loss of each job, by run."""
+
+    def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
+        """Estimate normalization statistics again from each node's own samples."""
+
+
+def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
+    """Local training -> sigma -> exchange and aggregation -> zeta -> adapt -> record, at the nodes that act.
+
+    The runs of a pack train together; then each mixes within itself. Nodes that do not act stay as they are.
+    """
+    lap = stopwatch()
+    completed: list[Completed] = []
+    for run, nodes in turns:
+        run.exchange.begin(run, nodes)
+    jobs = {run.number: run.jobs(nodes) for run, nodes in turns}
+    losses = trainer.train(jobs)  # line 4: B -> T
+    training = lap()
+    for run, nodes in turns:
+        state, loss = run.state, losses[run.number]
+        # lines 8 and 9 measure sigma before aggregation, which writes A over B
+        sigma = run.reductions.divergence(state.base, state.trained)
+        movement = run.reductions.movement(state.base, state.trained) if run.plan.rule.measure.movement else None
+        run.diverged = first_non_finite(run, nodes, loss, sigma)
+        adapting = lap()
+        if run.diverged:
+            completed.append(Completed(run, None, {"train": training}))
+            continue
+        jumped = not aggregate(run, nodes)  # lines 5 to 7: T -> A
+        if run.plan.buffers == "recalibrate":
+            trainer.recalibrate(jobs[run.number])
+        run.exchange.end(run, nodes)
+        mixing = lap()
+        zeta = run.reductions.stability(state.trained, state.base)
+        adapted = adapt(run, nodes, Signals(sigma, zeta, movement), jumped=jumped)  # lines 10 to 12
+        adapting += lap()
+        compare(run)
+        record = make_record(run, nodes, loss, adapted)
+        seconds = {"train": training, "mix": mixing, "adapt": adapting, "evaluate": lap()}
+        completed.append(Completed(run, record, seconds))
+    return completed
+
+
+def stopwatch() -> Callable[[], float]:
+    """A function that returns the seconds since its last call."""
+    last = time.perf_counter()
+
+    def lap() -> float:
+        nonlocal last
+        before, last = last, time.perf_counter()
+        return last - before
+
+    return lap

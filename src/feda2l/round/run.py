@@ -1,0 +1,299 @@
+"""A run at work: what it was told (`RunPlan`), what it has reached (`RunState`), how its states travel (`Exchange`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from feda2l.algorithms import Algorithm, Own
+from feda2l.data.samples import Samples
+from feda2l.layers import Layer
+from feda2l.rates.base import Measure, Rates, Rule, Setting
+from feda2l.round.collectives import Collectives, OneProcess
+from feda2l.round.exchange import OPTIMIZER, STATISTICS, Exchange, Rows
+from feda2l.round.population import Population, is_batch_count
+from feda2l.round.signals import LayerReductions
+from feda2l.round.train import Hyperparameters, Training
+from feda2l.topology import Mixing
+
+MomentumState = Literal["keep", "reset", "average"]
+ERRORS = ("mse", "mae")  # of a sample: the mean over its numbers of squared and absolute errors
+
+
+@dataclass(frozen=True)
+class Member:
+    """What an engine needs to know of one run of the pack: its training, its nodes' samples, its test set."""
+
+    training: Training
+    shards: list[Tensor]  # what each node trains on
+    local: list[Tensor]  # the rest of each node's samples
+    test: Samples
+    classes: int | None  # None: the targets are numbers
+    tests: list[Tensor] | None = None  # each node's own part of the test set; None: all of it for every node
+    ids: tuple[int, ...] = ()  # which of the network's nodes these are, by which they draw; none: 0, 1, 2, ...
+
+    def id(self, node: int) -> int:
+        """The network's number of the run's `node`-th node."""
+        return self.ids[node] if self.ids else node
+
+    @property
+    def tallied(self) -> int:
+        """How many sums a score keeps beside the loss."""
+        return len(ERRORS) if self.classes is None else self.classes
+
+
+class TrainJob(NamedTuple):
+    """Train one row: a node of a run, in a round, with these rates; `epochs` replaces the number of `[training]`."""
+
+    row: int
+    run: int
+    node: int
+    round: int
+    hyper: Hyperparameters
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run was told. Nothing here changes while it runs."""
+
+    name: str
+    rounds: int
+    member: Member
+    layers: list[Layer]
+    mixing: Mixing
+    rule: Rule
+    setting: Setting
+    momentum: float
+    momentum_state: MomentumState
+    buffers: Literal["average", "local", "recalibrate"]
+    averaged: list[str]  # names of the statistics that `average` mixes
+    every: int  # rounds between two evaluations
+    on: Literal["global", "local", "both"]
+    network: int  # how many nodes the whole network has: more than here where others are elsewhere
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.member.training.algorithm
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are here."""
+        return len(self.member.shards)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The network's number of each node: 0, 1, 2, ... where the run is the whole network."""
+        return tuple(self.member.id(node) for node in range(self.nodes))
+
+    @property
+    def samples(self) -> Tensor:
+        """How many samples each node trains on."""
+        return torch.tensor([len(shard) for shard in self.member.shards], dtype=torch.float64)
+
+    @property
+    def steps(self) -> list[int]:
+        """How many local steps each node takes in a round."""
+        return [self.member.training.steps(len(shard)) for shard in self.member.shards]
+
+    def due_in(self, round: int) -> bool:
+        """Is this round evaluated?"""
+        return round % self.every == 0 or round == self.rounds
+
+
+@dataclass
+class RunState:
+    """What a run has reached. With what its exchange keeps, this is exactly what a checkpoint holds.
+
+    The matrices are the population's; every property gives this run's rows of one of them, [nodes, ...].
+    `base` is B before a round and A after it; `trained` is T and not kept between rounds.
+    """
+
+    population: Population
+    rows: slice
+    rates: Rates
+    notes: dict[str, Tensor]  # the algorithm's small state, by name
+    remembered: tuple[str, ...]  # names of the algorithm's parameter-shaped state
+    round: int = 0  # completed rounds
+
+    @property
+    def base(self) -> Tensor:
+        return self.population.base[self.rows]
+
+    @property
+    def trained(self) -> Tensor:
+        return self.population.trained[self.rows]
+
+    @property
+    def steps(self) -> Tensor:
+        return self.population.steps[self.rows]
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """The optimizer's state."""
+        return {kind: values[self.rows] for kind, values in self.population.memory.items()}
+
+    @property
+    def algorithm(self) -> dict[str, Tensor]:
+        """The algorithm's parameter-shaped state."""
+        return {name: self.population.state[name][self.rows] for name in self.remembered}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        return {name: values[self.rows] for name, values in self.population.buffers.items()}
+
+    def models(self) -> list[Tensor]:
+        """What a node's outputs depend on: parameters and buffers.
+
+        The number of batches that a node has seen is left out: it differs with the shard where models are equal.
+        """
+        return [self.base, *(values for name, values in self.buffers.items() if not is_batch_count(name))]
+
+    def mixed(self) -> list[Tensor]:
+        """Everything that aggregation may change."""
+        matrices = [self.base, self.steps, *self.memory.values(), *self.buffers.values()]
+        return [*matrices, *self.algorithm.values(), *self.notes.values()]
+
+
+class NonFinite(NamedTuple):
+    """Where a run became infinite or not a number: `node` is the network's number."""
+
+    round: int
+    node: int
+    layer: str
+
+
+class Comparison(NamedTuple):
+    """How the models compare at the end of a round."""
+
+    same: list[int]  # for each node the first that holds the same model
+    agreed: bool  # do all nodes that count hold one model?
+
+
+class LiveRun:
+    """One run of a pack: its plan, its state and its exchange.
+
+    `whole` is the plan of all nodes; it differs from `plan` where `collectives` joins processes that hold some each.
+    """
+
+    state: RunState  # from `join` on
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        exchange: Exchange,
+        *,
+        whole: RunPlan | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
+        self.plan, self.exchange = plan, exchange
+        self.whole = plan if whole is None else whole
+        self.collectives: Collectives = OneProcess() if collectives is None else collectives
+        self.start = self.number = 0  # the first row, and the number in the pack
+        self.diverged: NonFinite | None = None
+        self.class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
+        self.compared = Comparison([], agreed=False)
+
+    def join(self, population: Population, start: int, number: int) -> None:
+        """Take rows `start`... of a population, at round 0."""
+        plan, layout, device = self.plan, population.layout, population.device
+        self.start, self.number = start, number
+        shares = plan.samples if plan.mixing.weights == "samples" else torch.ones_like(plan.samples)
+        self.state = RunState(
+            population,
+            slice(start, start + plan.nodes),
+            self.exchange.start_rates(plan.rule, plan.setting),
+            plan.algorithm.note(shares, plan.network, len(plan.layers)),
+            plan.algorithm.memory,
+        )
+        self.reductions = LayerReductions(layout, plan.layers, plan.rule.measure, device)
+        # the disagreement is over all parameters, whatever the rule measures
+        self.all_reductions = LayerReductions(layout, plan.layers, Measure(), device)
+        self.slots = layout.layer_of_slots(plan.layers)  # the layer of each tensor
+        self.parameter_columns = layout.columns().to(device)  # those that are not padding
+        self.exchange.join(self.plan, self.state)
+
+    def restart_rates(self, rates: Sequence[float]) -> None:
+        """Start the rate rule again from base rates that were found, one per node."""
+        setting = replace(self.plan.setting, base=1.0, factors=tuple(rates))
+        self.state.rates = self.exchange.start_rates(self.plan.rule, setting)
+
+    @property
+    def active(self) -> bool:
+        return self.diverged is None and self.state.round < self.plan.rounds
+
+    @property
+    def present(self) -> Sequence[int]:
+        """The nodes that acted in the round that was just completed; before the first, all."""
+        return self.exchange.present(self.state.round) if self.state.round else range(self.plan.nodes)
+
+    @property
+    def counted(self) -> Sequence[int]:
+        """The nodes whose models the scores, the mean model and the disagreement are of."""
+        return self.exchange.counted(self.present)
+
+    @property
+    def message(self) -> int:
+        """How many bytes a node sends to each neighbour every time the round mixes."""
+        plan, population = self.plan, self.state.population
+        parameters, width = population.layout.parameters, population.layout.width
+        memory = plan.momentum_state == "average" and (plan.momentum > 0 or len(population.memory) > 1)
+        beside = parameters * len(population.memory) * memory
+        if plan.buffers == "average":
+            beside += sum(population.buffers[name][0].numel() for name in plan.averaged)
+        return plan.algorithm.message_bytes(parameters, width) + 4 * beside
+
+    def momentum(self, nodes: Sequence[int]) -> float:
+        """The optimizer's momentum in the coming round, at nodes that act in it."""
+        own = self.state.rates.momentum_of(nodes[0])
+        return self.plan.momentum if own is None else own
+
+    def jobs(self, nodes: Sequence[int]) -> list[TrainJob]:
+        """The training of the coming round: one job per node."""
+        rates, momentum = self.state.rates.rates.tolist(), self.momentum(nodes)
+        return [
+            TrainJob(
+                self.start + node,
+                self.number,
+                node,
+                self.state.round + 1,
+                Hyperparameters([rates[node][layer] for layer in self.slots], momentum),
+            )
+            for node in nodes
+        ]
+
+    def view(self, nodes: Sequence[int]) -> Own:
+        """What the nodes know of themselves, for the algorithm's hooks."""
+        state, plan, layout = self.state, self.plan, self.state.population.layout
+        return Own(
+            state.round + 1,
+            plan.member.training.seed,
+            plan.ids,
+            state.base,
+            state.trained,
+            state.algorithm,
+            state.notes,
+            state.rates.rates,
+            torch.tensor(plan.steps, dtype=torch.float64),
+            self.momentum(nodes),
+            self.parameter_columns,
+            self.all_reductions.movement,
+            lambda values: layout.expand(values[:, self.slots].to(state.base)),
+        )
+
+    def beside(self) -> Rows:
+        """What travels beside the published rows: averaged optimizer state and averaged statistics."""
+        plan, state = self.plan, self.state
+        beside: Rows = {}
+        if plan.momentum_state == "average":
+            beside |= {f"{OPTIMIZER}{kind}": values for kind, values in state.memory.items()}
+        return beside | self.statistics()
+
+    def statistics(self) -> Rows:
+        """The running statistics that travel."""
+        if self.plan.buffers != "average":
+            return {}
+        buffers = self.state.buffers
+        return {f"{STATISTICS}{name}": buffers[name] for name in self.plan.averaged}

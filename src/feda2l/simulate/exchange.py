@@ -1,0 +1,197 @@
+"""Exchange within one process: all nodes act (`AllNodes`), or some are absent (`SomeNodes`)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from feda2l.faults.schedule import Comeback, Schedule
+from feda2l.network import Clock
+from feda2l.rates.base import Rates, Rule, Setting
+from feda2l.rates.by_node import RatesByNode
+from feda2l.round.exchange import STATISTICS, Mail, Received, Rows, mix_rows
+from feda2l.round.run import LiveRun, RunPlan, RunState
+from feda2l.topology import Mixing
+
+
+class Network:
+    """What was published in this round, and who mixes it with which weights."""
+
+    def __init__(self, samples: Tensor) -> None:
+        self.samples = samples
+        self.round = 0
+        self.rows: Rows = {}
+        self.mixing: Mixing
+
+    def publish(self, round: int, rows: Rows, step: int, mixing: Mixing) -> None:
+        """The rows of an exchange; a round's first one takes the topology's weights."""
+        self.round, self.rows = round, rows
+        if step == 0:
+            self.mixing = mixing
+
+    def received(self, nodes: Sequence[int]) -> Iterator[Received]:
+        for node in nodes:
+            ids, _ = self.mixing.row(node, self.round)
+            yield Received(node, ids, self.mixing.given(node, self.round), self.samples[list(ids)], self._states(ids))
+
+    def _states(self, ids: tuple[int, ...]):  # type: ignore[no-untyped-def]
+        # everything where everything is asked for: copies of all models are most of a small network's mixing
+        return lambda name: self.rows[name] if len(ids) == len(self.samples) else self.rows[name][list(ids)]
+
+    def reweigh(self, weights: Mapping[int, Tensor]) -> None:
+        nodes = range(self.mixing.topology.nodes)
+        given = [weights[node] if node in weights else self.mixing.given(node, self.round) for node in nodes]
+        self.mixing = self.mixing.reweighed(given, self.round)
+
+    def mix(self, into: Rows) -> Rows:
+        return mix_rows(self.mixing, self.round, self.rows, into)
+
+
+@final
+class AllNodes:
+    """All nodes are in this process, and all of them act in every round."""
+
+    def __init__(self, mixing: Mixing, samples: Tensor, clock: Clock | None = None) -> None:
+        self.mixing, self.clock = mixing, clock
+        self.network = Network(samples)
+        self.received, self.reweigh, self.mix = self.network.received, self.network.reweigh, self.network.mix
+
+    def start_rates(self, rule: Rule, setting: Setting) -> Rates:
+        return rule.start(setting)
+
+    def join(self, plan: RunPlan, state: RunState) -> None: ...
+
+    def present(self, round: int) -> Sequence[int]:
+        return range(self.mixing.topology.nodes)
+
+    def counted(self, present: Sequence[int]) -> Sequence[int]:
+        return present
+
+    def begin(self, run: LiveRun, nodes: Sequence[int]) -> None: ...
+
+    def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
+        self.network.publish(run.state.round + 1, rows, step, self.mixing)
+        return True
+
+    def mixed(self, round: int, nodes: Sequence[int]) -> Sequence[int]:
+        return nodes
+
+    def end(self, run: LiveRun, nodes: Sequence[int]) -> None:
+        if self.clock is not None:
+            self.clock.round(run.state.round + 1, run.message, run.plan.algorithm.gossip)
+
+    def bytes_sent(self, run: LiveRun) -> list[int]:
+        return bytes_sent(self.mixing, run)
+
+    def mail(self, round: int) -> Mail | None:
+        return None
+
+    def kept(self) -> dict[str, Tensor]:
+        return {} if self.clock is None else {"clock": self.clock.now}
+
+
+@final
+class SomeNodes:
+    """Some nodes are absent in some rounds: they fail (a fault plan), or only a share takes part.
+
+    - An absent node does not train, publish, mix or adapt.
+    - The nodes that are present weigh whom they receive from with `row_weights`.
+    - A node that receives nothing though it has neighbours keeps its own row, and its rate rule skips the round.
+    - A node that returns starts from the weighted mean of its neighbours' last messages and keeps the rest.
+
+    With `resting` the models of absent nodes count as any other's: they rest, they did not fail.
+    """
+
+    def __init__(self, schedule: Schedule, samples: Tensor, clock: Clock | None = None, *, resting: bool) -> None:
+        self.schedule, self.clock, self.resting = schedule, clock, resting
+        self.network = Network(samples)
+        self.received, self.reweigh, self.mix = self.network.received, self.network.reweigh, self.network.mix
+        self.messages: dict[str, Tensor] = {}  # what each node published last, by name
+
+    def start_rates(self, rule: Rule, setting: Setting) -> Rates:
+        self.rates = RatesByNode(rule, setting)
+        return self.rates
+
+    def join(self, plan: RunPlan, state: RunState) -> None:
+        if self.schedule.plan.returns:
+            self.slots = state.population.layout.slots
+            self.messages = {"model": torch.zeros_like(state.base)}
+            if plan.buffers == "average":
+                buffers = state.buffers
+                self.messages |= {f"{STATISTICS}{name}": torch.zeros_like(buffers[name]) for name in plan.averaged}
+
+    def present(self, round: int) -> Sequence[int]:
+        return self.schedule.round(round).present
+
+    def counted(self, present: Sequence[int]) -> Sequence[int]:
+        return range(self.schedule.nodes) if self.resting else present
+
+    def begin(self, run: LiveRun, nodes: Sequence[int]) -> None:
+        state, plan = run.state, self.schedule.plan
+        round = state.round + 1
+        for node, comeback in self.schedule.comebacks(round).items():
+            for name, rows in self.messages.items():
+                own = state.base if name == "model" else state.buffers[name.removeprefix(STATISTICS)]
+                own[node] = _weighted_mean(rows, comeback)
+        # schedules follow the network's rounds, those that a node missed included
+        self.rates.skip(round - 1, [node for node in nodes if plan.away(node, round - 1)])
+
+    def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
+        found = self.schedule.round(run.state.round + 1)
+        self.network.publish(run.state.round + 1, rows, step, found.mixing)
+        if step == run.plan.algorithm.gossip - 1:  # only this one can still be asked for in the next round
+            nodes = list(found.present)
+            for name, values in self.messages.items():
+                values[nodes] = rows[name][nodes]
+        return True
+
+    def mixed(self, round: int, nodes: Sequence[int]) -> Sequence[int]:
+        alone = self.schedule.round(round).alone
+        return [node for node in nodes if node not in alone]
+
+    def end(self, run: LiveRun, nodes: Sequence[int]) -> None:
+        if self.clock is not None:
+            self.clock.round(run.state.round + 1, run.message, run.plan.algorithm.gossip, nodes)
+
+    def bytes_sent(self, run: LiveRun) -> list[int]:
+        """What arrives, broken messages included; nothing is sent to a node that is absent, cut off or timed out."""
+        size = run.message * run.plan.algorithm.gossip
+        return [count * size for count in self.schedule.round(run.state.round).sent]
+
+    def mail(self, round: int) -> Mail | None:
+        found = self.schedule.round(round)
+        present = set(found.present)
+
+        def of_present(values: tuple[int, ...]) -> list[int | None]:
+            return [value if node in present else None for node, value in enumerate(values)]
+
+        return Mail(of_present(found.heard), of_present(found.rejected))
+
+    def kept(self) -> dict[str, Tensor]:
+        named = {} if self.clock is None else {"clock": self.clock.now}
+        for name, values in self.messages.items():
+            if name == "model":
+                named |= {f"message.{slot.name}": slot.view(values) for slot in self.slots}
+            else:
+                named[f"message.{name}"] = values
+        return named
+
+
+def bytes_sent(mixing: Mixing, run: LiveRun) -> list[int]:
+    """Bytes that each node of the network sends in a round: one message per exchange to every node that hears it.
+
+    What really travels is counted: what the algorithm publishes, averaged statistics, averaged optimizer state. A rate
+    rule adds nothing. Padding does not travel; sample counts do so once and are not counted.
+    """
+    size = run.message * run.plan.algorithm.gossip
+    return [count * size for count in mixing.messages(run.state.round).tolist()]
+
+
+def _weighted_mean(rows: Tensor, comeback: Comeback) -> Tensor:
+    """Term by term in ascending id, each product rounded and then each sum: the bits that every runtime has."""
+    weights = comeback.weights.to(rows)
+    total = rows[comeback.ids[0]] * weights[0]
+    for id, weight in zip(comeback.ids[1:], weights[1:], strict=True):
+        total += rows[id] * weight
+    return total

@@ -1,0 +1,121 @@
+"""Scores of an evaluated round: which models are scored on what, and what the record says of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from feda2l.engines.engine import Engine, Score, ScoreJob
+from feda2l.records.round_record import Evaluation, RoundRecord, update_scores
+from feda2l.round.record import add_scores, mean, spread
+from feda2l.round.run import ERRORS, LiveRun, RunPlan
+from feda2l.simulate.twins import Twins
+
+# "global" and "local": of every node of the network, None for one that does not count; "mean": of the mean model,
+# one score, or one per node where nodes have test samples of their own
+Scores = dict[str, list[Score | None]]
+
+
+class Scorer(Protocol):
+    def scores(self, runs: Sequence[LiveRun]) -> dict[int, Scores]:
+        """The scores of each run, by its number; empty at a process that does not record."""
+
+
+class ScoreHere:
+    """Scores of nodes that are all in this process.
+
+    A model that several nodes hold is scored once, and so is one that several runs hold.
+    """
+
+    def __init__(self, engine: Engine, twins: Twins) -> None:
+        self.engine, self.twins = engine, twins
+
+    def scores(self, runs: Sequence[LiveRun], *, mean_model: bool = True) -> dict[int, Scores]:
+        """The scores of every node that counts and, unless told otherwise, of their mean model."""
+        jobs: dict[ScoreJob, int] = {}
+        holding = self.twins.holding(runs)
+        wanted = {
+            run.number: {
+                part: [None if job is None else jobs.setdefault(job, len(jobs)) for job in asked]
+                for part, asked in _jobs(run, mean_model or run.plan.member.tests is not None).items()
+            }
+            for run in runs
+            if holding[run.number] is run
+        }
+        scores = self.engine.score(list(jobs))
+        found = {
+            number: {
+                part: [None if place is None else scores[place] for place in places] for part, places in parts.items()
+            }
+            for number, parts in wanted.items()
+        }
+        return {run.number: found[holding[run.number].number] for run in runs}
+
+
+def _jobs(run: LiveRun, mean_model: bool) -> dict[str, list[ScoreJob | None]]:
+    """What is scored of a run."""
+    plan, number, same, counted = run.plan, run.number, run.compared.same, list(run.counted)
+    tests, jobs = plan.member.tests, dict[str, list[ScoreJob | None]]()
+
+    def of_nodes(asked: Sequence[ScoreJob]) -> list[ScoreJob | None]:
+        return spread(plan.nodes, counted, asked)
+
+    if plan.on != "local":
+        # nodes with test samples of their own are scored on those, also where they hold one model
+        whose = [node if tests else None for node in counted]
+        own = [
+            ScoreJob(run.start + same[node], number, same[node], local=False, whose=part)
+            for node, part in zip(counted, whose, strict=True)
+        ]
+        mean = own if run.compared.agreed else [ScoreJob(number, number, None, local=False, whose=w) for w in whose]
+        jobs["global"] = of_nodes(own)
+        if mean_model or run.compared.agreed:
+            jobs["mean"] = of_nodes(mean) if tests else list(mean[:1])
+    if plan.on != "global":
+        jobs["local"] = of_nodes([ScoreJob(run.start + node, number, node, local=True) for node in counted])
+    return jobs
+
+
+def put_scores(plan: RunPlan, record: RoundRecord | Evaluation, scores: Scores) -> None:
+    """Put an evaluated round's figures into its record: of every node, their mean, of the mean model."""
+    member = plan.member
+    sizes = [len(member.test) if member.tests is None else len(member.tests[node]) for node in range(plan.nodes)]
+    local = [len(own) for own in member.local]
+    main = "local" if plan.on == "local" else "global"
+    for part, prefix in ((main, ""), *([("local", "local_")] if plan.on == "both" else [])):
+        tested = sizes if part == "global" else local
+        found = [_measured(score, size, member.classes) for score, size in zip(scores[part], tested, strict=True)]
+        add_scores(record, prefix, found)
+    if "mean" in scores:
+        asked = zip(scores["mean"], sizes, strict=False)  # one score where all nodes share the test set
+        measured = [values for values in (_measured(score, size, member.classes) for score, size in asked) if values]
+        names = measured[0] if measured else {}
+        means = {"mean_model_" + name.removeprefix("test_"): mean([v[name] for v in measured]) for name in names}
+        update_scores(record, means)
+
+
+def _measured(score: Score | None, size: int, classes: int | None) -> Mapping[str, float] | None:
+    """The figures of a score over `size` samples, the most important one first; None where there was no sample."""
+    if score is None or not size:
+        return None
+    if classes is not None:
+        return {"accuracy": sum(score.tally) / size, "test_loss": score.loss / size}
+    errors = {name: total / size for name, total in zip(ERRORS, score.tally, strict=True)}
+    return errors | {"test_loss": score.loss / size}
+
+
+def accuracy_by_class(run: LiveRun, scores: Scores) -> list[float | None] | None:
+    """The accuracy on each class of the test set, the mean over nodes; None for a class that has no sample.
+
+    None where it is not measured; a process that does not record says `[]`, so that all know whether it is.
+    """
+    member = run.plan.member
+    if member.classes is None or run.plan.on == "local":
+        return None
+    if not scores:
+        return []
+    targets = member.test.targets(torch.arange(len(member.test), device=run.state.population.device))
+    counts = torch.bincount(targets, minlength=member.classes).tolist()
+    tallies = [score.tally for score in scores["global"] if score]
+    right = [mean([tally[label] for tally in tallies]) for label in range(member.classes)]
+    return [hits / n if n else None for hits, n in zip(right, counts, strict=True)]
