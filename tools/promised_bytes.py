@@ -168,11 +168,12 @@ def content(path: Path) -> bytes:
     """The bytes of a promised file, or the values of another file without times."""
     if path.name in PROMISED:
         return path.read_bytes()
-    return json.dumps(values(path), sort_keys=True).encode()
+    return json.dumps(values(path, Path.cwd()), sort_keys=True).encode()
 
 
-def values(path: Path) -> Any:
-    text = path.read_text()
+def values(path: Path, work: Path) -> Any:
+    """The values of a TOML or JSON file without times and without the path of the working folder."""
+    text = path.read_text().replace(f"{work}{os.sep}", "")
     return tomllib.loads(text) if path.suffix == ".toml" else without_times(json.loads(text))
 
 
@@ -205,7 +206,7 @@ def unequal_twins(found: Hashes) -> list[str]:
     for folder in found:
         if not Path(folder, "summary.json").exists():  # stopped in the middle
             continue
-        spec = values(Path(folder, "spec.toml"))
+        spec = values(Path(folder, "spec.toml"), Path.cwd())
         runtime = {key: value for key, value in spec["runtime"].items() if key not in FREE}
         spec = {key: value for key, value in spec.items() if key not in FREE} | {"runtime": runtime}
         one = first.setdefault(json.dumps(spec, sort_keys=True), folder)
@@ -244,13 +245,14 @@ def differing(old: Hashes, new: Hashes, kept: Path | None) -> list[str]:
         names = [name for name in (*PROMISED, *BY_VALUE) if before.get(name) != now.get(name)]
         if names:
             lines.append(f"{folder}: {', '.join(names)}")
-            hints = [hint(kept / folder / name, Path(folder, name)) for name in names if kept]
+            hints = [hint(kept, Path(folder, name)) for name in names if kept]
             lines += [f"    {text}" for text in hints if text]
     return lines
 
 
-def hint(old: Path, new: Path) -> str:
-    """Where two versions of a file differ first; empty if one is gone or the file is derived from others."""
+def hint(kept: Path, new: Path) -> str:
+    """Where a file first differs from the kept one; empty if one is gone or the file is derived from others."""
+    old = kept / new
     if not (old.exists() and new.exists()) or old.suffix == ".parquet":
         return ""
     if old.suffix == ".jsonl":
@@ -263,7 +265,7 @@ def hint(old: Path, new: Path) -> str:
         one, other = load_file(old), load_file(new)
         keys = sorted(one.keys() ^ other.keys()) or [key for key in one if not equal_bits(one[key], other[key])]
         return f"{new.name}: {', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''}"
-    return f"{new.name}: {first_difference(values(old), values(new))}"
+    return f"{new.name}: {first_difference(values(old, kept), values(new, Path.cwd()))}"
 
 
 def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -386,7 +386,12 @@ def _simulator() -> list[Job]:
         Job(
             "diverging",
             {
-                "later": spec(rates={"name": "one_cycle", "base": 1.0}, rounds=8, model="small_cnn", topology="full"),
+                "later": spec(
+                    rates={"name": "one_cycle", "base": 1.0},
+                    rounds=8,
+                    model="small_cnn",
+                    runtime={"workers": 0, "checkpoint_seconds": 0},
+                ),
                 "diverges": spec(
                     rates={"name": "constant", "base": 1e6}, runtime={"workers": 0, "checkpoint_seconds": 0}
                 ),
@@ -579,6 +584,20 @@ def _workers() -> list[Job]:
     ]
 
 
+def _bf16() -> list[Job]:
+    """A group by itself: not every processor has instructions for bf16."""
+    half = {"workers": 0, "precision": "bf16"}
+    models = {"mlp": "mlp", "small_cnn": "small_cnn", "normed": NORMED}
+    return [
+        Job("alone", {name: spec(model=model, rounds=3, runtime=half) for name, model in models.items()}),
+        Job(
+            "packed",
+            {f"seed-{n}": spec(model="small_cnn", rounds=3, runtime=half, seed=n) for n in (1, 2)},
+            packed=True,
+        ),
+    ]
+
+
 def _faults() -> list[Job]:
     rules = {name: own for name, own in RULES.items() if name != "decay_only_matched"}
     plans = ("return", "alone", "late", "lossy", "empty")
@@ -719,7 +738,8 @@ def _swarm() -> list[Job]:
     planned = {"planned": spec(data=five, rounds=6, faults="peers.toml")}
     longer = {"longer": spec(data=three, rounds=4, rates=adapt(horizon=4))}
     return [
-        Job("simulated", plain | planned | longer),
+        # not `planned`: a swarm's checkpoint does not hold the last messages, which the simulator keeps under a plan
+        Job("simulated", plain | longer),
         Job("peers", plain, kind="swarm"),
         Job("planned", planned, kind="swarm", options=("--faults", "peers.toml")),
         Job("extended", longer, kind="swarm", at=(2,)),
@@ -733,6 +753,7 @@ GROUPS: dict[str, list[Job]] = {
     "packed": _packed(),
     "resume": _resume(),
     "workers": _workers(),
+    "bf16": _bf16(),
     "faults": _faults(),
     "network": _network(),
     "ranks": _ranks(),
