@@ -10,7 +10,8 @@ specs again and names every file that differs; the exit code is then 1. The same
 
 The hashes hold for one torch version and one kind of machine, so FILE does not belong in the repository. With `--keep`
 the run folders stay in DIR, and a later `compare` on the same machine shows the first value that differs. The tool uses
-only the public interface: `feda2l.run` and the command line.
+only the public interface: `feda2l.run` and the command line. It runs the code of the checkout that it lies in, whatever
+is installed.
 """
 
 import argparse
@@ -37,9 +38,8 @@ from promised_models import PartlyFrozen
 from promised_specs import FILES, GROUPS, Job, Spec
 from safetensors.torch import load_file, save_file
 
-import feda2l
-
 TOOLS = Path(__file__).resolve().parent
+SOURCES = TOOLS.parent / "src"
 PROMISED = ("rounds.jsonl", "rounds.parquet", "layers.parquet", "checkpoint.safetensors")
 BY_VALUE = ("spec.toml", "summary.json", "search.json")
 WALL_CLOCK = {"seconds", "time", "wall"}
@@ -77,6 +77,7 @@ def run_job(job: Job, out: Path) -> list[str]:
 
 def run_here(job: Job, specs: Any, out: Path) -> None:
     """Run a spec, or a pack, in this process."""
+    import feda2l
 
     def go(values: Any, stop: int | None = None, resume: bool = False) -> None:
         def on_round(record: dict[str, Any]) -> None:
@@ -223,6 +224,23 @@ def digest(group: str) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def use_checkout() -> None:
+    """Make this process and those that it starts import the package of this checkout and `promised_models`."""
+    paths = [str(SOURCES), str(TOOLS)]
+    sys.path[:0] = paths
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+    import feda2l
+
+    if SOURCES not in Path(feda2l.__file__).resolve().parents:
+        raise SystemExit(f"{feda2l.__file__}: is not the package of this checkout, {SOURCES}")
+
+
+def commit() -> str:
+    """The commit of the checkout, with `-dirty` if it was changed."""
+    words = ["git", "-C", str(TOOLS), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
 def machine() -> dict[str, str]:
     """What the bytes depend on besides the specs."""
     cpuinfo = Path("/proc/cpuinfo")
@@ -310,6 +328,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     options = parser.parse_args()
     file, groups = options.file.resolve(), options.only or list(GROUPS)
+    print(f"feda2l of {SOURCES}, commit {commit()}", flush=True)
     book = json.loads(file.read_text()) if file.exists() else {**machine(), "groups": {}}
     if options.verb == "compare" and not file.exists():
         parser.error(f"{file}: there is no such file; write it with the code before the change")
@@ -343,8 +362,8 @@ def run_groups(groups: list[str], book: dict[str, Any], file: Path, kept: Path |
         everything |= found
         print(f"{group}: {len(found)} run folders, {seconds} s", flush=True)
         if write:
-            facts = {"digest": digest(group), "seconds": seconds, "kept": kept and str(kept), "runs": found}
-            book["groups"][group] = facts
+            facts = {"commit": commit(), "digest": digest(group), "seconds": seconds, "kept": kept and str(kept)}
+            book["groups"][group] = {**facts, "runs": found}
             file.write_text(json.dumps(book, indent=1) + "\n")
         else:
             old = book["groups"][group]
@@ -355,7 +374,7 @@ def run_groups(groups: list[str], book: dict[str, Any], file: Path, kept: Path |
 
 
 if __name__ == "__main__":
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    use_checkout()
     if sys.argv[1:2] == ["job"]:  # one rank of a job that torchrun started
         _, _, group, name = sys.argv
         if problems := run_job(next(job for job in GROUPS[group] if job.name == name), Path(group, name)):
