@@ -5,10 +5,10 @@ from statistics import fmean
 
 import polars
 
-from feda2l.report.evidence import of_common_seeds, read_evidence
-from feda2l.report.evidence_tables import table
 from feda2l.report.run_figures import Figures
 from feda2l.report.words import score_words
+from reproduction.evidence import of_common_seeds, read_evidence
+from reproduction.evidence_tables import table
 
 LAST = 10  # rounds
 HEADER = ("rule", "each node its own", "of these the worst node", "their mean, to answer with", "averaged every round")

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import by_seed, table
 from feda2l.report.paper_numbers import paper_series
 from feda2l.report.results import Cell
 from feda2l.report.words import naive_words, score_words
+from reproduction.evidence import read_evidence
+from reproduction.evidence_tables import by_seed, table
 
 
 def series_table(results: Path, study: str) -> str:

@@ -6,10 +6,10 @@ stand beside ours for what they save, not for what they are.
 
 from pathlib import Path
 
-from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import GAINS, SCHEDULES, by_curve, by_seed, differences, gains, scores, table
 from feda2l.report.paper_numbers import paper_robustness
 from feda2l.report.results import Cell
+from reproduction.evidence import read_evidence
+from reproduction.evidence_tables import GAINS, SCHEDULES, by_curve, by_seed, differences, gains, scores, table
 
 Settings = dict[tuple[str, str], dict[str, Cell]]  # setting and algorithm -> rule -> cell
 

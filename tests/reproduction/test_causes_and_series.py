@@ -6,18 +6,19 @@ from typing import Any
 import polars
 import pytest
 import tomli_w
-from made_up import write_run
 
 from feda2l.errors import FedA2LError
 from feda2l.experiment.study import Study
-from feda2l.report.causes import CAUSES, causes_table
-from feda2l.report.evidence import read_evidence
-from feda2l.report.fill_page import fill, fill_pages
 from feda2l.report.find_runs import flatten
-from feda2l.report.keep import keep
-from feda2l.report.own_time import paced_clock, times_table
-from feda2l.report.series_tables import series_table
-from feda2l.report.statistics_table import statistics_table
+from made_up import write_run
+from reproduction.causes import CAUSES, causes_table
+from reproduction.evidence import read_evidence
+from reproduction.fill_page import fill, fill_pages
+from reproduction.keep import keep
+from reproduction.page_figures import paced_clock
+from reproduction.series_tables import series_table
+from reproduction.statistics_table import statistics_table
+from reproduction.times_table import times_table
 
 # what a step may change, and nothing beside it; a rule comes with its own parameters
 ONE_THING = {

@@ -16,8 +16,10 @@ from feda2l.experiment.studies import load_study, study
 from feda2l.experiment.study import Study
 from feda2l.experiment.study_folder import StudyFolder
 from feda2l.rates.decay_only_matched import mean_multipliers
-from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import (
+from feda2l.report.find_runs import NO_MATTER, flatten
+from feda2l.report.paper_numbers import PaperNumber
+from reproduction.evidence import read_evidence
+from reproduction.evidence_tables import (
     algorithms_table,
     decay_table,
     gains,
@@ -25,11 +27,9 @@ from feda2l.report.evidence_tables import (
     repeats_table,
     runs_table,
 )
-from feda2l.report.fill_page import fill, fill_pages
-from feda2l.report.find_runs import NO_MATTER, flatten
-from feda2l.report.keep import keep
-from feda2l.report.paper_numbers import PaperNumber
-from feda2l.report.robustness_tables import robustness_gains_table, robustness_table
+from reproduction.fill_page import fill, fill_pages
+from reproduction.keep import keep
+from reproduction.robustness_tables import robustness_gains_table, robustness_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -56,7 +56,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("page", ["reproduction.md", "claims.md"])
 def test_the_page_says_what_the_records_say(page: str) -> None:
-    """After new records: feda2l report results --page docs/reproduction.md --page docs/claims.md."""
+    """After adding records, run `python -m reproduction`."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert fill(text, RESULTS) == text
 
@@ -258,7 +258,7 @@ def test_only_what_stands_between_marks_is_written(tmp_path: Path) -> None:
 
 
 def test_multipliers_of_a_run_by_hand(tmp_path: Path) -> None:
-    from feda2l.report.evidence import multipliers
+    from reproduction.evidence import multipliers
 
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(SMALL))

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from feda2l.report.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
 from feda2l.report.find_runs import FoundRun
-from feda2l.report.paper_numbers import PaperNumber, paper_number, under
+from feda2l.report.paper_numbers import PaperNumber, paper_number
 from feda2l.report.results import NEVER, Cell
 from feda2l.report.run_figures import Figures
 from feda2l.report.words import rounds_words, score_words
+from reproduction.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
 
 AGREES = 3  # rounds: so far apart are the paper's own numbers for one and the same setting (spec G.6, G.7)
 RULES = ("constant", "step", "cawr", "one_cycle", "hyperbolic", "feda2l")
@@ -339,7 +339,7 @@ def gains(rules: Mapping[str, Cell], papers: Callable[[FoundRun], PaperNumber | 
     feda2l = rules["feda2l"]
 
     def theirs(rule: str) -> float:
-        number = papers(under(feda2l.example.run, rule))
+        number = papers(_with_rule(feda2l.example.run, rule))
         return NEVER if number is None or number.rounds is None else number.rounds
 
     words = []
@@ -348,6 +348,11 @@ def gains(rules: Mapping[str, Cell], papers: Callable[[FoundRun], PaperNumber | 
         there = [rule for rule in rivals if rule in rules]
         words.append(_saved(lambda rule: _ours(rules[rule]), there, feda2l.rounds))
     return words
+
+
+def _with_rule(run: FoundRun, rule: str) -> FoundRun:
+    """The run with another rate rule, to look up the paper's number for a rule that was not run."""
+    return replace(run, spec={**run.spec, "rates": {**run.spec["rates"], "name": rule}})
 
 
 def _ours(cell: Cell) -> float:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from feda2l.report.evidence import Evidence, of_common_seeds, pairs, read_evidence, with_longer
-from feda2l.report.evidence_tables import by_seed, table
+from reproduction.evidence import Evidence, of_common_seeds, pairs, read_evidence, with_longer
+from reproduction.evidence_tables import by_seed, table
 
 
 class Cause(NamedTuple):

@@ -1,6 +1,6 @@
 """Keep a study's records where they are small enough to be shared: tables in place of lines, no checkpoints.
 
-`python -m feda2l.report.keep runs/NAME results/NAME` adds what is there to what is kept, seeds and cells alike.
+`python -m reproduction.keep runs/NAME results/NAME` adds what is there to what is kept, seeds and cells alike.
 """
 
 import os
