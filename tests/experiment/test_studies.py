@@ -128,20 +128,6 @@ RUNS = {
     **dict.fromkeys(["controls-cnn-cifar10", "controls-cnn-cifar100"], 36 * 5),
     "controls-resnet18-cifar100": (36 + 6) * 5,
     "digits-rules": 6 * 3,
-    "evidence-cnn-cifar100": 21 * 5,
-    "evidence-cnn-cifar100-algorithms": (5 * 6 + 1) * 3,
-    "evidence-cnn-cifar100-decay": 5 * 3,
-    "evidence-cnn-cifar100-tuned": 6 * 3,
-    "evidence-cnn-cifar100-recipe": 3 * 2 * 2 * 3,
-    "evidence-cnn-cifar10": 21 * 3,
-    "evidence-cnn-cifar10-recipe": 2 * 2 * 3 * 3,
-    "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
-    "evidence-robustness": 7 * 2 * 7 * 3,
-    "evidence-resnet18-cifar100": 9 + 5 + 2 + 1 + 8,
-    "evidence-resnet18-cifar100-long": 6 * 2 + 3,
-    "evidence-resnet18-cifar100-time": 6,
-    "evidence-resnet34-cifar100": 5 * 2,
-    **dict.fromkeys(["evidence-series-exchange-rate", "evidence-series-beijing"], 2 * 2 * (6 + 2) * 3),
 }
 
 

@@ -28,6 +28,7 @@ ONE_THING = {
     "BatchNorm policy": {"algorithm.buffers"},
 }
 ROUNDS = 12
+STUDIES = Path(__file__).parents[2] / "reproduction" / "studies"
 
 
 def made_study(folder: Path, *cells: str, timing: bool = False) -> None:
@@ -44,7 +45,7 @@ def flat(value: float) -> list[float]:
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if not cause.whole], ids=lambda c: f"{c.start}:{c.end}")
 def test_each_cause_changes_one_thing(cause: Any) -> None:
-    cells = {cell.name: cell for cell in Study.load("evidence-resnet18-cifar100").cells}
+    cells = {cell.name: cell for cell in Study.load(STUDIES / "evidence-resnet18-cifar100.toml").cells}
     specs = [cells[name].spec(1).resolved(layers=41, model="resnet18") for name in (cause.start, cause.end)]
     first, second = (flatten(spec.model_dump(exclude={"name"})) for spec in specs)
     differ = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
@@ -70,7 +71,7 @@ def test_the_causes_lead_from_the_released_constant_rate_to_its_feda2l() -> None
 def test_the_longer_study_begins_as_the_shorter_one_does() -> None:
     """Which is what lets its first rounds stand for a seed of the other."""
     shorter, longer = (
-        {cell.name: flatten(cell.spec(2).model_dump()) for cell in Study.load(name).cells}
+        {cell.name: flatten(cell.spec(2).model_dump()) for cell in Study.load(STUDIES / f"{name}.toml").cells}
         for name in ("evidence-resnet18-cifar100", "evidence-resnet18-cifar100-long")
     )
     assert longer.keys() < shorter.keys()

@@ -1,6 +1,7 @@
 """What is kept as evidence: it comes from studies that a reader can start, and the pages say what it says."""
 
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -33,6 +34,7 @@ from reproduction.robustness_tables import robustness_gains_table, robustness_ta
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+STUDIES = ROOT / "reproduction" / "studies"
 KEPT = sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
 LAYERS = {"cnn": 4, "resnet18": 41, "resnet18_gn": 41, "resnet34": 73, "timer": 19}
 SMALL: dict[str, Any] = {
@@ -62,17 +64,17 @@ def test_the_page_says_what_the_records_say(page: str) -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept_is_what_the_shipped_study_runs(name: str) -> None:
+def test_every_kept_run_has_the_spec_of_its_study(name: str) -> None:
     saved = Study.load(RESULTS / name / "study.toml")
-    shipped = load_study(saved.name, reading=saved.reading)
-    StudyFolder(RESULTS / name).check(shipped, saved)
-    cells = {cell.name: cell for cell in shipped.cells}
+    current = load_study(STUDIES / f"{saved.name}.toml", reading=saved.reading)
+    StudyFolder(RESULTS / name).check(current, saved)
+    cells = {cell.name: cell for cell in current.cells}
     for path in sorted((RESULTS / name).glob("*/seed-*/spec.toml")):
         kept = flatten(tomllib.loads(path.read_text()))
         cell = cells[path.parent.parent.name]
         found = {"rates.base": kept["rates.base"]} if cell.tuned else {}
-        if shipped.target_from:
-            source = target_of(cell, shipped.cells, shipped.target_from.cell)
+        if current.target_from:
+            source = target_of(cell, current.cells, current.target_from.cell)
             assert source is not None
             file = RESULTS / name / "stages/target" / source.name / "target.json"
             found["evaluation.target"] = json.loads(file.read_text())["target"]
@@ -84,6 +86,38 @@ def test_what_is_kept_is_what_the_shipped_study_runs(name: str) -> None:
         differ = {key: (value, wanted.get(key)) for key, value in kept.items() if wanted.get(key) != value}
         assert {key: both for key, both in differ.items() if key not in free} == {}, path
         assert all(path.with_name(own).exists() for own in ("summary.json", "rounds.parquet", "layers.parquet")), path
+
+
+# by hand: cells x seeds
+RUNS = {
+    "evidence-cnn-cifar100": 21 * 5,
+    "evidence-cnn-cifar100-algorithms": (5 * 6 + 1) * 3,
+    "evidence-cnn-cifar100-decay": 5 * 3,
+    "evidence-cnn-cifar100-tuned": 6 * 3,
+    "evidence-cnn-cifar100-recipe": 3 * 2 * 2 * 3,
+    "evidence-cnn-cifar10": 21 * 3,
+    "evidence-cnn-cifar10-recipe": 2 * 2 * 3 * 3,
+    "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
+    "evidence-robustness": 7 * 2 * 7 * 3,
+    "evidence-resnet18-cifar100": 9 + 5 + 2 + 1 + 8,
+    "evidence-resnet18-cifar100-long": 6 * 2 + 3,
+    "evidence-resnet18-cifar100-time": 6,
+    "evidence-resnet34-cifar100": 5 * 2,
+    **dict.fromkeys(["evidence-series-exchange-rate", "evidence-series-beijing"], 2 * 2 * (6 + 2) * 3),
+}
+
+
+def test_every_study_has_as_many_runs_as_counted_by_hand() -> None:
+    loaded = {path.stem: Study.load(path) for path in STUDIES.glob("*.toml")}
+    assert {name: len(own.cells) * len(own.seeds) for name, own in loaded.items()} == RUNS
+    assert all(own.name == name and own.title for name, own in loaded.items())
+
+
+def test_every_study_that_a_page_names_by_path_exists() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), RESULTS / "README.md"]
+    named = {path for page in pages for path in re.findall(r"reproduction/studies/[\w.-]+\.toml", page.read_text())}
+    assert len(named) >= 2
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def papers(study: str) -> dict[str, str]:
