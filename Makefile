@@ -27,10 +27,10 @@ reproduction: $(VENV)/.test  ## write the evidence pages from the kept records i
 	$(BIN)/python -m reproduction --check
 
 soak: $(VENV)/.test          ## five real nodes for 20 minutes under random faults: does anything grow?
-	$(BIN)/python -m feda2l.bench.soak --minutes 20
+	$(BIN)/python tools/soak.py --minutes 20
 
 fuzz: $(VENV)/.test          ## 100,000 broken messages: nothing may crash, hang or grow
-	$(BIN)/python -m feda2l.bench.fuzz_messages --inputs 100000
+	$(BIN)/python tools/fuzz_messages.py --inputs 100000
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check src reproduction tests examples tools docs conftest.py
