@@ -1,4 +1,4 @@
-"""Tables, figures, studies and records tools behind this project's evidence pages; none of it is installed.
+"""The studies, tables and figures behind this project's evidence pages, and the tool that stores their records.
 
-What a user's own study needs, from tables to the paper's numbers, lives in `feda2l`, which never imports this package.
+Everything that a user's own study needs is in the installed package `feda2l`, which never imports this one.
 """

@@ -1,4 +1,4 @@
-"""The figures of the evidence pages: curves of chosen cells over rounds or minutes."""
+"""Draw the figures of the evidence pages: curves of chosen cells over rounds or minutes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from feda2l.report.run_figures import Figures
 
 
 def draw_bands(cells: Sequence[Cell], path: Path) -> None:
-    """The curves of some cells in one figure, in the format that the path ends with."""
+    """Draw the curves of some cells in one figure; the suffix of the path gives the format."""
     figure, (axes,) = new_figure(1, 7, 4.5)
     for cell in cells:
         draw_score_band(axes, cell, cell.example.run.metric, cell.row)
@@ -24,9 +24,10 @@ def draw_bands(cells: Sequence[Cell], path: Path) -> None:
 
 
 def draw_minutes(cells: Sequence[Cell], path: Path, alone: Mapping[str, Figures]) -> None:
-    """The first seed of some cells against its minutes, in one figure.
+    """Draw the score of the first seed of some cells over minutes, in one figure.
 
-    Who shared the machine goes by the pace of its namesake in `alone`, and is left out where there is none.
+    A run that shared the machine takes its seconds per round from the run of the same cell in `alone`. Without such a
+    run, the cell is left out.
     """
     clocks = [(cell, paced_clock(cell.example, alone.get(cell.row))) for cell in cells]
     lines = [(cell, clock) for cell, clock in clocks if clock is not None]
@@ -39,7 +40,7 @@ def draw_minutes(cells: Sequence[Cell], path: Path, alone: Mapping[str, Figures]
 
 
 def paced_clock(figures: Figures, alone: Figures | None) -> Floats | None:
-    """A run's own clock; of one in a pack the rounds times the median of what the same work took `alone`."""
+    """Return a run's own clock; for a run in a pack, each round takes the median seconds of a round of `alone`."""
     clock = own_clock(figures)
     if clock is None and alone is not None and (paced := own_clock(alone)) is not None:
         return np.median(np.diff(paced, prepend=0.0)) * np.arange(1, figures.run.rounds + 1)

@@ -1,4 +1,4 @@
-"""Seconds per round of the runs that had the machine to themselves, beside the paper's."""
+"""Table of the seconds per round of the runs that had the machine to themselves, beside the paper's."""
 
 from pathlib import Path
 

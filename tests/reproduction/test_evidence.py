@@ -1,4 +1,4 @@
-"""What is kept as evidence: it comes from studies that a reader can start, and the pages say what it says."""
+"""The kept records belong to studies that a reader can run, and the evidence pages agree with the records."""
 
 import json
 import re
@@ -58,7 +58,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("page", ["reproduction.md", "claims.md"])
 def test_the_page_says_what_the_records_say(page: str) -> None:
-    """After adding records, run `python -m reproduction`."""
+    """After adding records, run `make reproduction`."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert fill(text, RESULTS) == text
 
@@ -200,7 +200,7 @@ def test_a_search_is_counted_and_not() -> None:
 
 
 def test_a_run_made_again_by_a_later_version_is_known_again() -> None:
-    """Its spec names keys that did not exist before."""
+    """Its spec has keys that did not exist before."""
     rows = repeats_table(RESULTS, "evidence-cnn-cifar100", "evidence-sensitivity").splitlines()[2:]
     assert {row.split("`")[1] for row in rows} == {"feda2l", "feda2l-sigma-only", "feda2l-zeta-only"}
     assert len(rows) == 3 * 3
@@ -244,7 +244,7 @@ def test_more_seeds_are_added_to_what_is_kept_and_another_study_is_refused(tmp_p
 
 
 def test_a_target_is_kept_before_any_run_is(tmp_path: Path) -> None:
-    """It was fixed before the rules ran, and that is what is shown of it; the study goes on with it."""
+    """The kept target shows that it was fixed before the rules ran, and the study resumes with it."""
     file = tmp_path / "small.toml"
     base = {**SMALL["base"], "evaluation": {"smoothing": 2}}
     staged = {"reading": "paper", "base": base, "target_from": {"cell": "constant", "share": 0.9}}
