@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c lock.txt
 
-.PHONY: demo test test-long test-docs test-integrations contract soak fuzz lint bench browser docs notebooks dist try-dist clean
+.PHONY: demo test test-long test-docs test-integrations contract reproduction soak fuzz lint bench browser docs notebooks dist try-dist clean
 
 demo: $(VENV)/.demo          ## ten nodes learn without a server, six rate rules side by side
 	$(BIN)/feda2l demo
@@ -23,15 +23,18 @@ contract: $(VENV)/.test      ## every algorithm with every rate rule on every to
 test-integrations: $(VENV)-integrations/.done ## Lightning, Trainer, Flower, hivemind and peft for real: minutes, 2 GB
 	$(VENV)-integrations/bin/python -m pytest tests/integrations
 
+reproduction: $(VENV)/.test  ## write the evidence pages from the kept records in results/; fails if a page or figure changed
+	$(BIN)/python -m reproduction --check
+
 soak: $(VENV)/.test          ## five real nodes for 20 minutes under random faults: does anything grow?
-	$(BIN)/python -m feda2l.bench.soak --minutes 20
+	$(BIN)/python tools/soak.py --minutes 20
 
 fuzz: $(VENV)/.test          ## 100,000 broken messages: nothing may crash, hang or grow
-	$(BIN)/python -m feda2l.bench.fuzz_messages --inputs 100000
+	$(BIN)/python tools/fuzz_messages.py --inputs 100000
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests examples tools docs conftest.py
-	$(BIN)/ruff format --check src tests examples tools docs conftest.py
+	$(BIN)/ruff check src reproduction tests examples tools docs conftest.py
+	$(BIN)/ruff format --check src reproduction tests examples tools docs conftest.py
 	$(BIN)/mypy
 
 bench: $(VENV)/.demo         ## this engine beside a plain loop, both sides from one run

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feda2l.simulate.simulator import Simulator, one_thread
 
 from feda2l import data
 from feda2l.runs.assemble import assemble, populate
 from feda2l.runs.datasets import Loaded
-from feda2l.simulate.simulator import Simulator, one_thread
 from feda2l.spec.spec import Spec
 
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and one name cannot be collected twice

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from feda2l.simulate.simulation import Simulation
+from feda2l.simulate.simulator import Simulator
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from sklearn.datasets import load_digits
@@ -35,16 +37,14 @@ from feda2l.algorithms.push_sum import PushSum
 from feda2l.algorithms.qg_dsgdm import QGDSGDm
 from feda2l.data.samples import Labelled
 from feda2l.engines.engine import Engine, Member, Rows
-from feda2l.round.population import Population
 from feda2l.engines.stacked import Stacked
 from feda2l.layers import find_layers
 from feda2l.rates import Setting
 from feda2l.rates.base import Rule
 from feda2l.rates.constant import Constant
 from feda2l.rates.feda2l import FedA2LRule
+from feda2l.round.population import Population
 from feda2l.round.train import Loss, Training
-from feda2l.simulate.simulation import Simulation
-from feda2l.simulate.simulator import Simulator
 from feda2l.topology import build, build_mixing
 
 pytestmark = pytest.mark.usefixtures("one_thread_each")

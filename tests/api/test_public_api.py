@@ -5,6 +5,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+
 from tools import public_api as api
 
 

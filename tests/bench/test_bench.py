@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from feda2l.simulate.simulator import Simulator, one_thread
 
 from feda2l.bench import bench, compare, works
 from feda2l.bench.exchange_work import exchange_work
@@ -18,7 +19,6 @@ from feda2l.errors import FedA2LError
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
 from feda2l.runs.device import cpu_has_bf16
-from feda2l.simulate.simulator import Simulator, one_thread
 from feda2l.spec.spec import Spec
 
 SMALL = {

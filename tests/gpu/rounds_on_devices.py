@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
+from feda2l.simulate.simulator import Simulator
 
 from feda2l.round.population import Population
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded, load_data
-from feda2l.simulate.simulator import Simulator
 from feda2l.spec.spec import Spec
 
 CPU = torch.device("cpu")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from feda2l.simulate.simulator import Simulator
 from rounds_on_devices import CPU, SMALL, difference, merged, rounds
 
 import feda2l
@@ -21,7 +22,6 @@ from feda2l.engines.engine import Engine, ScoreJob
 from feda2l.round.population import Population
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
-from feda2l.simulate.simulator import Simulator
 from feda2l.spec.spec import Spec
 from feda2l.studies.api import study
 

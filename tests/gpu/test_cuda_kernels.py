@@ -9,8 +9,8 @@ from feda2l.engines.timer_passes import draws_of
 from feda2l.layers import find_layers
 from feda2l.models.timer import Timer
 from feda2l.rates.base import Measure
-from feda2l.round.signals import LayerReductions
 from feda2l.round.layout import Layout
+from feda2l.round.signals import LayerReductions
 from feda2l.topology import build, build_mixing
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tools import execute_notebooks as notebooks
 
 NAMES = ["compare-rules", "inside-the-rates", "quickstart"]

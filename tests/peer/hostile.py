@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from feda2l.peer.peer import Peer
 from torch import Tensor
 
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.connect import connect
 from feda2l.peer.node import assemble_node
-from feda2l.peer.peer import Peer
 from feda2l.records.run_folder import RunFolder
 from feda2l.runs.assemble import populate
 from feda2l.wire.certificates import Authority, Identity

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from feda2l.peer.peer import Peer
 from networks import configs
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
 from feda2l.peer.courier import Facts
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.node import assemble_node
-from feda2l.peer.peer import Peer
 from feda2l.records.run_folder import RunFolder
 from feda2l.runs.assemble import populate
 from feda2l.wire.message import PROTOCOL, Head

@@ -1,4 +1,4 @@
-"""Whatever the bytes, a decoder refuses them or reads them right (a few seconds of what `make fuzz` does at length)."""
+"""The decoder reads any bytes correctly or refuses them: a few seconds of what `make fuzz` does at length."""
 
 import json
 import math
@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feda2l.bench import fuzz_messages
-from feda2l.bench.fuzz_messages import Case, fuzz, make_case
 from feda2l.wire.message import FIELDS, HEAD_LIMIT, LENGTHS, TAG, seal, unseal
 from feda2l.wire.payload import Template, norm, pack, unpack
 from feda2l.wire.refused import Refused
+from tools import fuzz_messages
+from tools.fuzz_messages import Case, fuzz, make_case
 
 SHORT = settings(max_examples=150, deadline=None)
 

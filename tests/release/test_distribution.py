@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
+
 from tools.try_distribution import try_distribution
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXPLAINED = "feda2l/troubleshooting.md"  # a page of docs/ that goes with the package
+IN_THE_REPOSITORY_ONLY = ("tests/", "results/", "reproduction/", "tools/", ".github/", "runs/", "deploy/")
 APART = {"lightning", "transformers", "flower", "hivemind", "integrations"}  # extras with a lock of their own
 
 
@@ -51,7 +53,12 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(dist: dict[str, Pa
     }
     found = {name for name in wheel_files(dist) if ".dist-info/" not in name}
     assert found == package | {EXPLAINED}
-    assert {"feda2l/py.typed", "feda2l/studies/shipped/digits-rules.toml", "feda2l/report/page_parts/page.html"} <= found
+    named = {"feda2l/py.typed", "feda2l/studies/shipped/digits-rules.toml", "feda2l/report/page_parts/page.html"}
+    assert named <= found
+        "feda2l/py.typed",
+        "feda2l/studies/shipped/digits-rules.toml",
+        "feda2l/report/page_parts/page.html",
+    } <= found
     assert any(name.startswith("feda2l/report/paper/") and name.endswith(".csv") for name in found)
 
 
@@ -59,7 +66,7 @@ def test_the_sdist_has_what_the_wheel_is_made_of_and_no_more(dist: dict[str, Pat
     found = sdist_files(dist)
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "lock.txt", "docs/troubleshooting.md"} <= found
     assert {f"src/{name}" for name in wheel_files(dist) - {EXPLAINED} if ".dist-info/" not in name} <= found
-    assert not [name for name in found if name.startswith(("tests/", "results/", ".github/", "runs/", "deploy/"))]
+    assert not [name for name in found if name.startswith(IN_THE_REPOSITORY_ONLY)]
     assert dist["sdist"].stat().st_size < 5_000_000
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import polars
 import pytest
-from made_up import rising, write_run, write_seeds
 
 from feda2l.errors import FedA2LError
 from feda2l.report.figures import seeds_band
@@ -17,6 +16,7 @@ from feda2l.report.sheets import sheets_of
 from feda2l.report.significance import paired_test, seeds_needed
 from feda2l.report.words import rounds_words, significance_lines
 from feda2l.report.write_tables import comma_separated
+from made_up import rising, write_run, write_seeds
 
 
 def contest_of(folder: Path) -> Contest:

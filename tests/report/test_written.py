@@ -8,7 +8,6 @@ from typing import Any
 
 import polars
 import pytest
-from made_up import rising, write_run, write_seeds
 
 from feda2l.errors import FedA2LError
 from feda2l.report import tensorboard_export
@@ -19,6 +18,7 @@ from feda2l.report.page import page
 from feda2l.report.related_work import OURS, related_work
 from feda2l.report.report import read, report
 from feda2l.report.write_tables import escape, latex, markdown
+from made_up import rising, write_run, write_seeds
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reading-results.md"
 

@@ -10,8 +10,8 @@ from feda2l.models import build
 from feda2l.rates import RULES
 from feda2l.rates.base import Measure
 from feda2l.round import adapt
-from feda2l.round.signals import LayerReductions
 from feda2l.round.layout import Layout
+from feda2l.round.signals import LayerReductions
 
 ROWS = 10
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import feda2l
-from feda2l.errors import RunFailed
 from feda2l.engines.engine import Rows
+from feda2l.errors import RunFailed
 
 SPEC: dict[str, Any] = {
     "rounds": 6,

@@ -5,9 +5,9 @@ import tomllib
 import pytest
 
 from feda2l.errors import FedA2LError
-from feda2l.spec.spec import Spec
 from feda2l.rates import RULES
 from feda2l.rates.feda2l import FedA2LRule
+from feda2l.spec.spec import Spec
 
 
 def rates(name: str) -> dict:

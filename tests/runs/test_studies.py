@@ -18,13 +18,13 @@ from torch import Tensor
 import feda2l
 from feda2l.errors import FedA2LError
 from feda2l.runs import pack
-from feda2l.studies.cells import Cell
 from feda2l.spec.spec import Spec
 from feda2l.studies.api import study
+from feda2l.studies.cells import Cell
+from feda2l.studies.progress_table import StudyView
+from feda2l.studies.run_study import Outcome, StudyRun, choose
 from feda2l.studies.study import Study, shipped
 from feda2l.studies.study_folder import Job, StudyFolder
-from feda2l.studies.run_study import Outcome, StudyRun, choose
-from feda2l.studies.progress_table import StudyView
 from whole_runs import SAME
 
 TINY: dict[str, Any] = {
@@ -128,20 +128,6 @@ RUNS = {
     **dict.fromkeys(["controls-cnn-cifar10", "controls-cnn-cifar100"], 36 * 5),
     "controls-resnet18-cifar100": (36 + 6) * 5,
     "digits-rules": 6 * 3,
-    "evidence-cnn-cifar100": 21 * 5,
-    "evidence-cnn-cifar100-algorithms": (5 * 6 + 1) * 3,
-    "evidence-cnn-cifar100-decay": 5 * 3,
-    "evidence-cnn-cifar100-tuned": 6 * 3,
-    "evidence-cnn-cifar100-recipe": 3 * 2 * 2 * 3,
-    "evidence-cnn-cifar10": 21 * 3,
-    "evidence-cnn-cifar10-recipe": 2 * 2 * 3 * 3,
-    "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
-    "evidence-robustness": 7 * 2 * 7 * 3,
-    "evidence-resnet18-cifar100": 9 + 5 + 2 + 1 + 8,
-    "evidence-resnet18-cifar100-long": 6 * 2 + 3,
-    "evidence-resnet18-cifar100-time": 6,
-    "evidence-resnet34-cifar100": 5 * 2,
-    **dict.fromkeys(["evidence-series-exchange-rate", "evidence-series-beijing"], 2 * 2 * (6 + 2) * 3),
 }
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from feda2l import data
 from feda2l.engines.batched_forward import covers
 from feda2l.engines.batched_resnet import resnet_forward
-from feda2l.round.population import Population
 from feda2l.engines.running_statistics import RunningStatistics
 from feda2l.models.resnet import ResNet, resnet18_gn, resnet34
+from feda2l.round.population import Population
 from feda2l.runs.assemble import assemble
 from feda2l.runs.choose_engine import why_not_batched
 from feda2l.runs.datasets import Loaded

@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from feda2l.simulate.simulator import Simulator
 from torch import Tensor
 
 from feda2l.engines.engine import Rows, Score, ScoreJob
-from feda2l.round.population import point
 from feda2l.engines.stacked import Stacked
 from feda2l.models import build
+from feda2l.round.population import point
 from feda2l.round.train import Hyperparameters
-from feda2l.simulate.simulator import Simulator
 
 NODES = 10
 PERCEPTRONS = {

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from feda2l.simulate.simulator import Simulator
 from torch import Tensor, nn
 
 from feda2l.engines.engine import EVALUATION_BATCH, Rows, ScoreJob, recalibrate_statistics
 from feda2l.round.population import point
 from feda2l.round.train import in_half
-from feda2l.simulate.simulator import Simulator
 
 ULP = 2.0**-7  # of bf16 between 1 and 2
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from feda2l.round.population import shared_zeros
 from feda2l.errors import FedA2LError, RunFailed
+from feda2l.round.population import shared_zeros
 from feda2l.worker_pool import Pool
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from feda2l.simulate.simulator import Simulator
 from torch import Tensor, nn
 
-from feda2l.simulate.simulator import Simulator
 from feda2l.simulate.twins import shares_left
 
 Start = Callable[..., Simulator]

@@ -83,7 +83,6 @@ def report(
     out: Path = Path("report"),
     tensorboard: bool = False,
     paper: bool = True,
-    page: Annotated[list[Path] | None, Parameter(negative=())] = None,
 ) -> None:
     """Tables, figures and one self-contained page from run folders, found at any depth.
 
@@ -97,20 +96,11 @@ def report(
         write events for TensorBoard too
     paper
         set the paper's numbers beside ours where it has them
-    page
-        write a page's own tables and figures anew from kept records (one folder), and nothing else; may be repeated
     """
     from feda2l.report.printed import print_report
 
     if not folders:
         raise FedA2LError("report: which folders? feda2l report DIR [DIR ...] [--out OUT]")
-    if page:
-        from feda2l.report.fill_page import fill_pages
-
-        if len(folders) > 1:
-            raise FedA2LError("report --page: the marks of a page are about one folder of results")
-        fill_pages(page, folders[0])
-        return
     print_report(list(folders), out, tensorboard=tensorboard, paper=paper)
 
 

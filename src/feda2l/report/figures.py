@@ -1,21 +1,19 @@
 """Figures for a paper: PNG, SVG and PDF of each; matplotlib is loaded on use."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars
 
-from feda2l.errors import FedA2LError
 from feda2l.report.curves import Floats, mean_of, read_layers
 from feda2l.report.layout import label
 from feda2l.report.metrics import mean_and_std
-from feda2l.report.own_time import own_clock, paced_clock
+from feda2l.report.own_time import own_clock
 from feda2l.report.plots import new_figure, save_figure
 from feda2l.report.results import Cell, Contest, ResultTable
-from feda2l.report.run_figures import Figures
 from feda2l.report.words import naive_words
 
 if TYPE_CHECKING:
@@ -78,21 +76,13 @@ def _curves(table: ResultTable, contest: Contest, path: Path, *, seconds: bool =
     for cell in contest.cells:
         across = seeds_seconds(cell) if seconds else None
         if across is not None or not seconds:
-            _draw_band(axes, cell, table.metric, cell.row, across)
-    _decorate(axes, contest, table.metric, "simulated seconds" if seconds else "round")
+            draw_score_band(axes, cell, table.metric, cell.row, across)
+    decorate_score_axes(axes, contest, table.metric, "simulated seconds" if seconds else "round")
     _save(figure, path)
 
 
-def draw_bands(cells: Sequence[Cell], path: Path) -> None:
-    """The curves of some cells in one figure, in the format that the path ends with."""
-    figure, (axes,) = new_figure(1, 7, 4.5)
-    for cell in cells:
-        _draw_band(axes, cell, cell.example.run.metric, cell.row)
-    _decorate(axes, Contest("all", "all", list(cells)), cells[0].example.run.metric, "round")
-    save_figure(figure, path)
-
-
-def _draw_band(axes: "Axes", cell: Cell, metric: str, name: str, across: Floats | None = None) -> None:
+def draw_score_band(axes: "Axes", cell: Cell, metric: str, name: str, across: Floats | None = None) -> None:
+    """Draw the mean score of the sound seeds over rounds or `across`, with a band from the lowest to the highest."""
     middle, low, high = seeds_band(cell)
     x = np.arange(1, len(middle) + 1) if across is None else across
     at = np.flatnonzero(~np.isnan(middle))
@@ -104,7 +94,8 @@ def _draw_band(axes: "Axes", cell: Cell, metric: str, name: str, across: Floats 
         axes.fill_between(x[at], scale * low[at], scale * high[at], alpha=0.13, color=color, linewidth=0)
 
 
-def _decorate(axes: "Axes", contest: Contest, metric: str, across: str) -> None:
+def decorate_score_axes(axes: "Axes", contest: Contest, metric: str, across: str) -> None:
+    """Draw the target and the naive forecast as lines; label the axes, with `across` on the x-axis."""
     if contest.target is not None:
         axes.axhline((100 if metric == "accuracy" else 1) * contest.target, color="grey", linestyle=":", linewidth=1)
     if contest.naive is not None:
@@ -160,28 +151,14 @@ def _minutes(table: ResultTable, path: Path) -> list[str]:
         return [f"score against minutes of {table.title}: every run shared the machine, or has no timings.jsonl"]
     figure, axes_list = new_figure(len(panels), 4.5 * len(panels), 4)
     for axes, (where, lines) in zip(axes_list, panels.items(), strict=True):
-        _draw_minutes(axes, lines, table.metric)
+        draw_score_over_minutes(axes, lines, table.metric)
         axes.set_title(where)
     _save(figure, path)
     return []
 
 
-def draw_minutes(cells: Sequence[Cell], path: Path, alone: Mapping[str, Figures]) -> None:
-    """The first seed of some cells against its minutes, in one figure.
-
-    Who shared the machine goes by the pace of its namesake in `alone`, and is left out where there is none.
-    """
-    clocks = [(cell, paced_clock(cell.example, alone.get(cell.row))) for cell in cells]
-    lines = [(cell, clock) for cell, clock in clocks if clock is not None]
-    if not lines:
-        names = ", ".join(cell.row for cell in cells) or "no cell"
-        raise FedA2LError(f"{path.name}: no minutes to draw: {names}: shared the machine, or without timings.jsonl")
-    figure, (axes,) = new_figure(1, 7, 4.5)
-    _draw_minutes(axes, lines, cells[0].example.run.metric)
-    save_figure(figure, path)
-
-
-def _draw_minutes(axes: "Axes", lines: Sequence[tuple[Cell, Floats]], metric: str) -> None:
+def draw_score_over_minutes(axes: "Axes", lines: Sequence[tuple[Cell, Floats]], metric: str) -> None:
+    """Draw the score of the first seed of each cell over its clock, which is given in seconds after each round."""
     scale = 100 if metric == "accuracy" else 1
     for cell, clock in lines:
         score = cell.example.curve.score[: len(clock)]
@@ -258,8 +235,8 @@ def _by_balance(table: ResultTable, path: Path) -> list[str]:
     figure, (axes,) = new_figure(1, 7, 4.5)
     cells = [cell for contest in table.contests for cell in contest.cells if key in cell.example.run.keys]
     for cell in sorted(cells, key=lambda cell: float(cell.example.run.keys[key])):
-        _draw_band(axes, cell, table.metric, f"beta {cell.example.run.keys[key]:g}")
-    _decorate(axes, table.contests[0], table.metric, "round")
+        draw_score_band(axes, cell, table.metric, f"beta {cell.example.run.keys[key]:g}")
+    decorate_score_axes(axes, table.contests[0], table.metric, "round")
     _save(figure, path)
     return []
 

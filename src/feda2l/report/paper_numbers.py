@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import isclose
@@ -96,11 +96,6 @@ def paper_number(run: FoundRun, varied: tuple[str, ...] = ()) -> PaperNumber | N
     minutes = _number(time["total_minutes"]) if time else None
     flags = (*_flags(row), *(_flags(time) if time else ()))
     return PaperNumber(_number(row["rounds_mean"]), _number(row["rounds_std"]), minutes, None, flags)
-
-
-def under(run: FoundRun, rule: str) -> FoundRun:
-    """The run with another rate rule, to ask what the paper has for one that was not run."""
-    return replace(run, spec={**run.spec, "rates": {**run.spec["rates"], "name": rule}})
 
 
 def paper_seconds(run: FoundRun) -> float | None:

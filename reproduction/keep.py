@@ -1,6 +1,6 @@
-"""Keep a study's records where they are small enough to be shared: tables in place of lines, no checkpoints.
+"""Copy a study's records in a form small enough to commit: tables instead of JSON lines, no checkpoints.
 
-`python -m feda2l.report.keep runs/NAME results/NAME` adds what is there to what is kept, seeds and cells alike.
+`python -m reproduction.keep runs/NAME results/NAME` adds the study's seeds and cells to those already kept.
 """
 
 import os
@@ -17,12 +17,12 @@ from feda2l.studies.study import Study
 from feda2l.studies.study_folder import StudyFolder
 
 FACTS = ("summary.json", "environment.json", "search.json", "chosen.json", "target.json")
-TIMES = "timings.jsonl"  # of a study whose runs have the machine to themselves; of others they say nothing
+TIMES = "timings.jsonl"  # kept for studies that run one run at a time; other timings have no meaning
 TABLES = ("rounds.parquet", "layers.parquet")
 
 
 def keep(study: Path, into: Path) -> int:
-    """Copy every run of a study that came to an end, with its tables; of trials what they came to. How many runs."""
+    """Copy the tables of every finished run and the results of every trial; return the number of runs."""
     source, kept = Study.load(study / "study.toml"), StudyFolder(into)
     if kept.file.exists():
         kept.check(source, Study.load(kept.file))
@@ -33,7 +33,7 @@ def keep(study: Path, into: Path) -> int:
     for chosen in (study / STAGES).rglob("chosen.json"):
         shutil.copy(chosen, into / chosen.relative_to(study))
     seeds = sorted({int(path.parent.name.removeprefix("seed-")) for path in into.glob("*/seed-*/summary.json")})
-    # a study of which only the first stage is done, say its target, has no seed yet but those that are to come
+    # a study with only its first stage finished, for example the target, has its planned seeds and no others
     known = tuple(seeds) or source.seeds
     RunFolder(into).write(kept.file, source.model_copy(update={"seeds": known}).to_toml().encode())
     return len(summaries)
@@ -59,7 +59,7 @@ def _keep_run(run: Path, into: Path, facts: Sequence[str], *, tables: bool) -> N
 
 
 def _beside(paired: str) -> str:
-    """A paired run by its place in the study: the machine's own path means nothing elsewhere."""
+    """Make the path of a paired run relative to the study, because an absolute path is valid on one machine only."""
     cell, seed = Path(paired).parts[-2:]
     return f'paired = "../../{cell}/{seed}"'
 

@@ -1,4 +1,4 @@
-"""The kept records of one study, cell by cell, in the order of its file."""
+"""Read the kept records of one study, cell by cell, in the order of its file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ from feda2l.studies.cells import Cell as StudyCell
 from feda2l.studies.study import Study
 
 MEASURES = ("rounds", "best_smoothed", "last_10")
-# what a setting of the paper's main table is made of
+# the keys that define a setting of the paper's main table
 SETTING = ("rates.name", "algorithm.name", "data.", "topology.", "runtime.", "training.optimizer")
-# of these the value decides, which `paper_number` looks at
+# keys whose value decides whether the paper has a number; `paper_number` checks them
 VALUED = ("rates.base", "rates.consensus_sign", "training.momentum")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A study and what its runs came to; cells of which no run is kept are in `missing`."""
+    """A study with the results of its kept runs; `missing` names the cells without any."""
 
     folder: Path
     study: Study
@@ -43,7 +43,7 @@ class Evidence:
 
 
 def with_longer(own: Evidence, longer: Evidence) -> Evidence:
-    """A study with the seeds that only a longer one of the same cells has, each cut to this one's rounds."""
+    """Add the seeds that only a longer study of the same cells has, each cut to this study's rounds."""
 
     def added(cell: Cell) -> Cell:
         there = {figures.run.seed for figures in cell.seeds}
@@ -55,10 +55,10 @@ def with_longer(own: Evidence, longer: Evidence) -> Evidence:
 
 
 def _cut(figures: Figures, rounds: int) -> Figures:
-    """What a run had come to after its first rounds. A shorter one is just that: schedules go by their horizon."""
+    """Return a run's results after its first rounds; a shorter run has the same, as schedules depend on the horizon."""
     run, curve = figures.run, figures.curve
     shorter = replace(
-        curve,  # but for `last`, which stays the whole run's
+        curve,  # except `last`, which remains that of the whole run
         score=curve.score[:rounds],
         disagreement=curve.disagreement[:rounds],
         bytes_sent=curve.bytes_sent[:rounds],
@@ -68,30 +68,30 @@ def _cut(figures: Figures, rounds: int) -> Figures:
 
 
 def of_common_seeds(first: Cell, second: Cell) -> tuple[Cell, Cell]:
-    """Two cells with the seeds alone that both have."""
+    """Restrict two cells to the seeds that both have."""
     seeds = {f.run.seed for f in first.seeds} & {f.run.seed for f in second.seeds}
     one, other = (replace(cell, seeds=[f for f in cell.seeds if f.run.seed in seeds]) for cell in (first, second))
     return one, other
 
 
 def pairs(first: Cell, second: Cell, measure: str) -> list[tuple[float, float]]:
-    """What the second cell and the first came to, for every seed that both have."""
+    """Pair the values of the second cell and the first, for every seed that both have."""
     ours, theirs = ({f.run.seed: _value(f, measure) for f in cell.seeds} for cell in (first, second))
     common = [(theirs[seed], value) for seed, value in ours.items() if seed in theirs]
     return [(before, after) for before, after in common if before is not None and after is not None]
 
 
 def difference(first: Cell, second: Cell, measure: str) -> PairedTest | None:
-    """The first cell minus the second, over the seeds that both have; None where there are none."""
+    """Test the first cell minus the second over the seeds that both have; None without common seeds."""
     known = pairs(first, second, measure)
     return paired_test([before for before, _ in known], [after for _, after in known]) if known else None
 
 
 @cache
 def read_evidence(folder: Path) -> Evidence:
-    """Every run kept in a study's folder; read once for all tables of a page, which begins with an empty cache."""
+    """Read every run kept in a study's folder, once per page: `fill` clears the cache."""
     study, notes = Study.load(folder / "study.toml"), Notes()
-    begun = any(folder.glob("*/seed-*/summary.json"))  # else only its first stage is kept: a target, say
+    begun = any(folder.glob("*/seed-*/summary.json"))  # otherwise only a first stage is kept, for example a target
     runs = find_runs([folder], notes) if begun else []
     curves = read_curves(runs, notes)
     by_cell: dict[str, list[Figures]] = {}
@@ -108,10 +108,10 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def varied_keys(study: Study, cell: StudyCell) -> tuple[str, ...] | None:
-    """What tells a cell from its neighbours in the paper's table of it; None for a cell that no table has.
+    """Return the keys that vary in the paper's table of a cell; None for a cell that is in no table.
 
-    A cell that changes one of FedA2L's own parameters is of the sensitivity table, and so is the cell beside such
-    cells that changes nothing. Both presets of a deep model have the paper's number: it may be of either.
+    A cell that changes one of FedA2L's own parameters belongs to the sensitivity table. So does the unchanged cell of
+    such a study. For a deep model, both presets are compared with the paper's number, as it may be of either.
     """
     own = _keys(study.variants | study.extra, cell.variant) | cell.axes.keys()
     free = (*SETTING, *VALUED, *(["rates.preset"] if cell.spec(1).model.name != "cnn" else []))
@@ -130,19 +130,19 @@ def _keys(tables: Mapping[str, Mapping[str, Any]], name: str | None) -> set[str]
 
 @dataclass(frozen=True)
 class Multipliers:
-    """What a cell's multipliers were once rates were adapted: m of every node, layer, round and seed."""
+    """Statistics of a cell's multipliers over all nodes, layers, seeds and rounds with adapted rates."""
 
     mean: float
     std: float
     low: float
     high: float
-    follow: float  # correlation of a multiplier with the same layer's in the round before
-    layers: float  # standard deviation between the layers' own means, over all nodes, rounds and seeds
-    rates: float  # the mean rate of all rounds over the base rate
+    follow: float  # correlation of a multiplier with that of the same layer one round earlier
+    layers: float  # standard deviation of the layers' means, each over all nodes, rounds and seeds
+    rates: float  # mean rate of all rounds divided by the base rate
 
 
 def multipliers(cell: Cell, first: int) -> Multipliers:
-    """From the records of all seeds, rounds from `first` on."""
+    """Compute the statistics from the records of all seeds, from round `first` on."""
     table = _layers(cell)
     rates = float(np.array(table["rate"]).mean()) / float(cell.example.run.keys["rates.base"])
     table = table.filter(polars.col("round") >= first).sort("seed", "node", "layer", "round")
@@ -174,7 +174,7 @@ def _layers(cell: Cell) -> polars.DataFrame:
 
 
 def _value(figures: Figures, measure: str) -> float | None:
-    """A run's figure; rounds that were never reached are one too many, as in every test here."""
+    """Return one result of a run; a target never reached counts as one round more than the run has."""
     if measure == "rounds":
         return figures.rounds_to_target
     value: float | None = getattr(figures, measure)

@@ -1,16 +1,16 @@
-"""Forecasts: every rule beside the naive forecasts, which a trained model has to beat, and the paper's rounds."""
+"""Table of forecasts: every rule beside the naive forecasts, which a model must beat, and the paper's rounds."""
 
 from pathlib import Path
 
-from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import by_seed, table
 from feda2l.report.paper_numbers import paper_series
 from feda2l.report.results import Cell
 from feda2l.report.words import naive_words, score_words
+from reproduction.evidence import read_evidence
+from reproduction.evidence_tables import by_seed, table
 
 
 def series_table(results: Path, study: str) -> str:
-    """MSE and rounds of every cell, seed by seed; the naive forecasts first: they need no round at all."""
+    """Tabulate MSE and rounds of every cell, seed by seed, after the naive forecasts, which need no training."""
     own = read_evidence(results / study)
     run = next(iter(own.cells.values())).example.run
     target, naive = run.target, run.naive
@@ -45,7 +45,7 @@ def _row(cell: Cell, naive: float | None) -> list[str]:
 
 
 def _the_papers(cell: Cell) -> str:
-    """Its rounds; where its target is another, to which."""
+    """Return the paper's rounds, with the paper's target if it differs from ours."""
     if cell.paper is not None:
         return cell.paper.text
     found = paper_series(cell.example.run)

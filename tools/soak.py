@@ -1,7 +1,7 @@
-"""Does a network of real nodes last? Random faults for minutes; the first node, which is spared, must stay as it is.
+"""Run real nodes under random faults for minutes: `python tools/soak.py --minutes 20`.
 
-`python -m feda2l.bench.soak --minutes 20` kills, stops, ends and restarts the others at random, and watches memory,
-descriptors and threads of the one that lives through all of it.
+The script kills, stops, ends and restarts all nodes but the first at random times. It records the memory, the file
+descriptors and the threads of the first node, which gets no faults and must not lose a round or grow.
 """
 
 import argparse
@@ -38,13 +38,13 @@ QUICK = {
 }
 FAULTS = ("kill", "stop", "leave", "reload")
 EVERY = (4.0, 12.0)  # seconds between faults
-AWAY = (0.5, 10.0)  # seconds that a node is gone
-LOOK = 5.0  # seconds between two looks at the spared node
-SETTLED = 60.0  # seconds: memory is compared from here on
+AWAY = (0.5, 10.0)  # seconds that a node is absent
+LOOK = 5.0  # seconds between two measurements of the first node
+SETTLED = 60.0  # seconds: memory is compared after this time
 
 
 class Look(NamedTuple):
-    """What the spared node takes at a moment."""
+    """The resources that the first node uses at one moment."""
 
     seconds: float
     memory: int  # bytes
@@ -53,7 +53,7 @@ class Look(NamedTuple):
 
 
 def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Run it; RunFailed if a node fails by itself or the spared one loses a round."""
+    """Run the soak test; raise RunFailed if a node fails without a fault or the first node loses a round."""
     spec = Spec.parse(SPEC)
     nodes = spec.data.nodes
     swarm = SwarmFolder(folder, nodes)
@@ -63,7 +63,7 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
     processes = [NodeProcess(member, ()) for member in swarm.members]
     draw, looks, faults = random.Random(seed), list[Look](), Counter[str]()
     began = time.monotonic()
-    due: dict[int, tuple[float, str]] = {}  # who comes back when, and from what
+    due: dict[int, tuple[float, str]] = {}  # node -> when it comes back, and from which fault
     try:
         for process in processes:
             process.start()
@@ -113,7 +113,7 @@ def _strike(process: NodeProcess, kind: str) -> None:
 
 
 def _bring_back(process: NodeProcess, kind: str) -> bool:
-    """Continue or start a node again; False while it has not ended yet."""
+    """Resume or restart a node; return False while it has not ended yet."""
     if kind == "stop":
         process.signal(signal.SIGCONT)
         return True
@@ -135,9 +135,9 @@ def _look(process: NodeProcess, seconds: float) -> Look:
 def _figures(swarm: SwarmFolder, looks: list[Look], faults: Counter[str], minutes: float) -> dict[str, Any]:
     spared, *others = (member.state.read() for member in swarm.members)
     if [record["round"] for record in spared] != list(range(1, len(spared) + 1)):
-        raise RunFailed("the spared node lost a round")
+        raise RunFailed("the first node, which gets no faults, lost a round")
     if missed := [record["round"] for record in spared if record["train_loss"] is None]:
-        raise RunFailed(f"the spared node missed rounds {missed[:10]}")
+        raise RunFailed(f"the first node, which gets no faults, missed rounds {missed[:10]}")
     settled = [look for look in looks if look.seconds > min(SETTLED, 30 * minutes)]
     third = max(1, len(settled) // 3)
     scores = [record["accuracy"] for record in spared if "accuracy" in record]

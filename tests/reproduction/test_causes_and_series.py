@@ -1,4 +1,4 @@
-"""The tables of part two, from folders written by hand: causes of a gain, forecasts, times."""
+"""The tables of causes, forecasts and times, from run folders written by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -6,20 +6,21 @@ from typing import Any
 import polars
 import pytest
 import tomli_w
-from made_up import write_run
 
 from feda2l.errors import FedA2LError
-from feda2l.report.causes import CAUSES, causes_table
-from feda2l.report.evidence import read_evidence
-from feda2l.report.fill_page import fill, fill_pages
 from feda2l.report.find_runs import flatten
-from feda2l.report.keep import keep
-from feda2l.report.own_time import paced_clock, times_table
-from feda2l.report.series_tables import series_table
-from feda2l.report.statistics_table import statistics_table
 from feda2l.studies.study import Study
+from made_up import write_run
+from reproduction.causes import CAUSES, causes_table
+from reproduction.evidence import read_evidence
+from reproduction.fill_page import fill, fill_pages
+from reproduction.keep import keep
+from reproduction.page_figures import paced_clock
+from reproduction.series_tables import series_table
+from reproduction.statistics_table import statistics_table
+from reproduction.times_table import times_table
 
-# what a step may change, and nothing beside it; a rule comes with its own parameters
+# the only keys that a cause may change; a rule also brings its own parameters
 ONE_THING = {
     "momentum": {"training.momentum"},
     "hidden warm-up": {"rates.warmup_factor", "rates.bn_warmup_factor"},
@@ -27,23 +28,24 @@ ONE_THING = {
     "BatchNorm policy": {"algorithm.buffers"},
 }
 ROUNDS = 12
+STUDIES = Path(__file__).parents[2] / "reproduction" / "studies"
 
 
 def made_study(folder: Path, *cells: str, timing: bool = False) -> None:
-    """A study with cells of these names, which differ in something that no table looks at."""
+    """Write a study with these cells, which differ in a key that no table reads."""
     folder.mkdir(parents=True)
     variants = {name: {"topology": {"seed": number}} for number, name in enumerate(cells)}
     (folder / "study.toml").write_text(tomli_w.dumps({"name": folder.name, "timing": timing, "variants": variants}))
 
 
 def flat(value: float) -> list[float]:
-    """A curve whose best smoothed value and last ten rounds are one number."""
+    """Return a curve whose best smoothed value equals the mean of its last ten rounds."""
     return [value] * ROUNDS
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if not cause.whole], ids=lambda c: f"{c.start}:{c.end}")
 def test_each_cause_changes_one_thing(cause: Any) -> None:
-    cells = {cell.name: cell for cell in Study.load("evidence-resnet18-cifar100").cells}
+    cells = {cell.name: cell for cell in Study.load(STUDIES / "evidence-resnet18-cifar100.toml").cells}
     specs = [cells[name].spec(1).resolved(layers=41, model="resnet18") for name in (cause.start, cause.end)]
     first, second = (flatten(spec.model_dump(exclude={"name"})) for spec in specs)
     differ = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
@@ -67,9 +69,9 @@ def test_the_causes_lead_from_the_released_constant_rate_to_its_feda2l() -> None
 
 
 def test_the_longer_study_begins_as_the_shorter_one_does() -> None:
-    """Which is what lets its first rounds stand for a seed of the other."""
+    """Therefore its first rounds can count as a seed of the shorter study."""
     shorter, longer = (
-        {cell.name: flatten(cell.spec(2).model_dump()) for cell in Study.load(name).cells}
+        {cell.name: flatten(cell.spec(2).model_dump()) for cell in Study.load(STUDIES / f"{name}.toml").cells}
         for name in ("evidence-resnet18-cifar100", "evidence-resnet18-cifar100-long")
     )
     assert longer.keys() < shorter.keys()
@@ -99,7 +101,7 @@ def test_causes_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_longer_study_gives_the_seeds_that_a_shorter_one_lacks(tmp_path: Path) -> None:
-    """Of its seeds the first rounds count: what comes after them is not this study's."""
+    """Only the first rounds of its seeds count, up to the length of the shorter study."""
     cells = ("constant", "constant-momentum-0")
     for study, seeds in (("made", (1,)), ("made-long", (1, 2))):
         made_study(tmp_path / study, *cells)

@@ -1,4 +1,4 @@
-"""The tables of the pages on evidence, as Markdown, from kept records alone."""
+"""Build the Markdown tables of the evidence pages from the kept records."""
 
 import itertools
 import json
@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from feda2l.report.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
 from feda2l.report.find_runs import FoundRun
-from feda2l.report.paper_numbers import PaperNumber, paper_number, under
+from feda2l.report.paper_numbers import PaperNumber, paper_number
 from feda2l.report.results import NEVER, Cell
 from feda2l.report.run_figures import Figures
 from feda2l.report.words import rounds_words, score_words
+from reproduction.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
 
-AGREES = 3  # rounds: so far apart are the paper's own numbers for one and the same setting (spec G.6, G.7)
+AGREES = 3  # rounds: the paper's own numbers for one setting differ by as much (spec G.6, G.7)
 RULES = ("constant", "step", "cawr", "one_cycle", "hyperbolic", "feda2l")
 SCHEDULES = ("step", "cawr", "one_cycle", "hyperbolic")
 GAINS = ("constant: the paper", "constant: ours", "best schedule: the paper", "best schedule: ours")
-PAPERS_ROUNDS = 500  # of its runs on pictures
+PAPERS_ROUNDS = 500  # of its runs on images
 
-# what FedA2L is compared with to tell its parts apart, and the question that answers
+# control -> the part of FedA2L that the comparison with it isolates
 PARTS = {
     "constant": "everything",
     "decay_only": "all but the decay: every multiplier 1",
@@ -35,7 +35,7 @@ PARTS = {
     "one_cycle": "a schedule that rises first",
     "constant-0.003": "a smaller constant rate",
 }
-# from the constant rate to FedA2L, a part at a time
+# from the constant rate to FedA2L, one part at a time
 STEPS = (
     ("constant", "decay_only", "the decay after warm-up"),
     ("decay_only", "decay_only_matched", "a higher mean rate, FedA2L's own of each round"),
@@ -59,11 +59,11 @@ FAMILY = (
 
 
 def runs_table(results: Path) -> str:
-    """What is kept: a line a study."""
+    """Tabulate what is kept: one row per study."""
     rows = []
     for folder in sorted(path.parent for path in results.glob("*/study.toml")):
         own = read_evidence(folder)
-        counts = sorted({len(cell.seeds) for cell in own.cells.values()}) or [0]  # only its first stage is kept
+        counts = sorted({len(cell.seeds) for cell in own.cells.values()}) or [0]  # 0: only a first stage is kept
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         devices = sorted({figures.run.machine for figures in own.runs})
         precisions = sorted({str(figures.run.keys.get("runtime.precision")) for figures in own.runs})
@@ -74,7 +74,7 @@ def runs_table(results: Path) -> str:
 
 
 def cells_table(results: Path, study: str) -> str:
-    """Every cell of a study beside the paper's number for it."""
+    """Tabulate every cell of a study beside the paper's number for it."""
     own = read_evidence(results / study)
     rows = [[f"`{cell.row}`", *_against_paper(cell), *scores(cell)] for cell in own.cells.values()]
     header = ["cell", "the paper", "rounds, seed by seed", "mean ± std", "of the mean curve", "agree"]
@@ -82,7 +82,7 @@ def cells_table(results: Path, study: str) -> str:
 
 
 def sensitivity_table(results: Path, study: str, default: str) -> str:
-    """FedA2L with one parameter changed, beside the paper's numbers and minus the default setting."""
+    """Tabulate FedA2L with one parameter changed, beside the paper's numbers and minus the default setting."""
     own = read_evidence(results / study)
     rows = []
     for cell in own.cells.values():
@@ -96,7 +96,7 @@ def sensitivity_table(results: Path, study: str, default: str) -> str:
 
 
 def algorithms_table(results: Path, *studies: str) -> str:
-    """The paper's six rules under each algorithm; what a search before round 1 cost stands below."""
+    """Tabulate the paper's six rules under each algorithm; the cost of a search before round 1 follows the table."""
     rows, searches = [], []
     for algorithm, rules in _by_algorithm(results, studies).items():
         for rule, cell in rules.items():
@@ -107,7 +107,7 @@ def algorithms_table(results: Path, *studies: str) -> str:
 
 
 def gains_table(results: Path, *studies: str) -> str:
-    """Rounds that FedA2L saves under each algorithm: the paper's and ours, both of the mean curve."""
+    """Tabulate the rounds that FedA2L saves under each algorithm: the paper's and ours, both from the mean curve."""
     rows = []
     for algorithm, rules in _by_algorithm(results, studies).items():
         if "feda2l" not in rules:
@@ -117,7 +117,7 @@ def gains_table(results: Path, *studies: str) -> str:
 
 
 def decay_table(results: Path, *studies: str) -> str:
-    """FedA2L minus its decay alone, under each algorithm."""
+    """Tabulate FedA2L minus its decay alone, under each algorithm."""
     rows, names = [], ("constant", "decay_only", "feda2l")
     for algorithm, rules in _by_algorithm(results, studies, names).items():
         if rules.keys() >= set(names):
@@ -128,7 +128,10 @@ def decay_table(results: Path, *studies: str) -> str:
 
 
 def parts_table(results: Path, study: str, seeds: str = "") -> str:
-    """FedA2L minus each control, seed by seed; of `seeds` "4-8" alone, if told: those that were run together, say."""
+    """Tabulate FedA2L minus each control over the seeds that both have.
+
+    `seeds`, for example "4-8", restricts the table to a range of seeds, such as those that were run together.
+    """
     cells = read_evidence(results / study).cells
     if seeds:
         first, last = map(int, seeds.split("-"))
@@ -141,7 +144,7 @@ def parts_table(results: Path, study: str, seeds: str = "") -> str:
 
 
 def steps_table(results: Path, study: str) -> str:
-    """What each part of FedA2L adds to those before it, seed by seed."""
+    """Tabulate what each part of FedA2L adds to the parts before it."""
     own = read_evidence(results / study)
     there = [step for step in STEPS if step[0] in own.cells and step[1] in own.cells]
     rows = [
@@ -152,7 +155,7 @@ def steps_table(results: Path, study: str) -> str:
 
 
 def multipliers_table(results: Path, study: str) -> str:
-    """What the multipliers were."""
+    """Tabulate the statistics of the multipliers."""
     own = read_evidence(results / study)
     rows = []
     for name in FAMILY:
@@ -165,7 +168,7 @@ def multipliers_table(results: Path, study: str) -> str:
 
 
 def layers_table(results: Path, *studies: str) -> str:
-    """How far the layers' signals and multipliers lie apart under each algorithm, once rates are adapted."""
+    """Tabulate each layer's mean signal and multiplier under each algorithm, once rates are adapted."""
     rows = []
     for algorithm, rules in _by_algorithm(results, studies).items():
         if "feda2l" in rules:
@@ -177,7 +180,7 @@ def layers_table(results: Path, *studies: str) -> str:
 
 
 def tuned_table(results: Path, study: str) -> str:
-    """The base rate that each rule was given, by its trials on what the nodes do not train on, and its runs."""
+    """Tabulate the trials that chose each rule's base rate, on samples that no node trains on, and the runs with it."""
     own = read_evidence(results / study)
     rows, values = [], list[float]()
     for cell in own.cells.values():
@@ -193,7 +196,7 @@ def tuned_table(results: Path, study: str) -> str:
 
 
 def bytes_table(results: Path, study: str) -> str:
-    """What a run sends."""
+    """Tabulate the bytes that a run sends."""
     own = read_evidence(results / study)
     rows = []
     for name in ("constant", "decay_only", "feda2l"):
@@ -203,7 +206,7 @@ def bytes_table(results: Path, study: str) -> str:
 
 
 def repeats_table(results: Path, *studies: str) -> str:
-    """Runs of one spec and seed that were run twice, packed with others: what the order of a GPU's sums comes to."""
+    """Tabulate runs that were repeated in another pack: they differ by the order of a GPU's sums alone."""
     runs = [figures for study in studies for figures in read_evidence(results / study).runs]
     pairs = [(first, second) for first, second in itertools.combinations(runs, 2) if _same_run(first, second)]
     rows = [
@@ -241,13 +244,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _same_run(first: Figures, second: Figures) -> bool:
-    """One spec and seed? A key that only one file has came with a later version, and is left at its default there."""
+    """Compare spec and seed; a key that only one of the files has is from a later version and has its default there."""
     ours, theirs = dict(first.run.decides), dict(second.run.decides)
     return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
 
 
 def differences(cell: Cell, other: Cell) -> list[str]:
-    """The cell minus the other, by every measure."""
+    """Format the cell minus the other, for every measure."""
     words = []
     for measure in MEASURES:
         test = difference(cell, other, measure)
@@ -276,14 +279,14 @@ def _by_algorithm(results: Path, studies: Sequence[str], names: Sequence[str] = 
         for cell in read_evidence(results / study).cells.values():
             keys = cell.example.run.keys
             algorithm, rule = str(keys["algorithm.name"]), str(keys["rates.name"])
-            # the rule as it is: under the paper's usual algorithm, under another, or the only one of an algorithm
+            # the unchanged rule: under the paper's usual algorithm, under another one, or the only rule of an algorithm
             if rule in names and cell.row in (rule, f"{algorithm}-{rule}", algorithm):
                 found.setdefault(algorithm, {})[rule] = cell
     return found
 
 
 def _search_words(algorithm: str, cell: Cell) -> str:
-    """The rounds to the target when those of the search before round 1 count too."""
+    """Describe the rounds to the target with the rounds of the search before round 1 included."""
     costs = [figures.search or 0.0 for figures in cell.seeds]
     totals = [None if f.reached is None else f.reached + cost for f, cost in zip(cell.seeds, costs, strict=True)]
     rates = [statistics.fmean(figures.run.summary["search"]["rates"]) for figures in cell.seeds]
@@ -295,7 +298,7 @@ def _search_words(algorithm: str, cell: Cell) -> str:
 
 
 def _each(values: Sequence[float]) -> str:
-    """One number where all are the same."""
+    """List the distinct values: one number if all are the same."""
     return ", ".join(f"{value:g}" for value in dict.fromkeys(values))
 
 
@@ -311,13 +314,13 @@ def _against_paper(cell: Cell) -> list[str]:
 
 
 def by_seed(cell: Cell) -> str:
-    """The round at which each seed reached the target."""
+    """List the round at which each seed reached the target."""
     words = {True: "diverged", False: "-"}
     return ", ".join(str(f.reached) if f.reached is not None else words[f.run.diverged] for f in cell.seeds)
 
 
 def by_curve(cell: Cell) -> str:
-    """The round at which the mean of the seeds' curves reached it."""
+    """Return the round at which the mean of the seeds' curves reached the target."""
     average = cell.curve_averaged
     return "diverged" if cell.diverged else f"> {cell.rounds}" if average is None else str(average)
 
@@ -327,19 +330,19 @@ def scores(cell: Cell) -> list[str]:
 
 
 def _adapted(cell: Cell) -> int:
-    """The first round that every preset trains with adapted rates."""
+    """Return the first round that every preset trains with adapted rates."""
     return int(cell.example.run.keys["rates.warmup_rounds"]) + 3
 
 
 def gains(rules: Mapping[str, Cell], papers: Callable[[FoundRun], PaperNumber | None]) -> list[str]:
-    """FedA2L against the constant rate and the best schedule, the paper's rounds and ours of the mean curve.
+    """Compare FedA2L with the constant rate and the best schedule: the paper's rounds, and ours from the mean curve.
 
     The paper's best schedule may be one that was not run here.
     """
     feda2l = rules["feda2l"]
 
     def theirs(rule: str) -> float:
-        number = papers(under(feda2l.example.run, rule))
+        number = papers(_with_rule(feda2l.example.run, rule))
         return NEVER if number is None or number.rounds is None else number.rounds
 
     words = []
@@ -350,12 +353,17 @@ def gains(rules: Mapping[str, Cell], papers: Callable[[FoundRun], PaperNumber | 
     return words
 
 
+def _with_rule(run: FoundRun, rule: str) -> FoundRun:
+    """Return the run with another rate rule, to look up the paper's number for a rule that was not run."""
+    return replace(run, spec={**run.spec, "rates": {**run.spec["rates"], "name": rule}})
+
+
 def _ours(cell: Cell) -> float:
     return NEVER if cell.curve_averaged is None else float(cell.curve_averaged)
 
 
 def _saved(rounds: Callable[[str], float], rivals: Sequence[str], limit: int) -> str:
-    """FedA2L's rounds beside the fastest rival's, and how much of these it saves."""
+    """Format FedA2L's rounds beside the fastest rival's, and the share of them that it saves."""
     rival = min(rivals, key=rounds)
     own, best = rounds("feda2l"), rounds(rival)
     if own == NEVER:

@@ -1,6 +1,7 @@
-"""What is kept as evidence: it comes from studies that a reader can start, and the pages say what it says."""
+"""The kept records belong to studies that a reader can run, and the evidence pages agree with the records."""
 
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -12,8 +13,14 @@ import tomli_w
 
 from feda2l.errors import FedA2LError
 from feda2l.rates.decay_only_matched import mean_multipliers
-from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import (
+from feda2l.report.find_runs import NO_MATTER, flatten
+from feda2l.report.paper_numbers import PaperNumber
+from feda2l.studies.api import load_study, study
+from feda2l.studies.cells import target_of
+from feda2l.studies.study import Study
+from feda2l.studies.study_folder import StudyFolder
+from reproduction.evidence import read_evidence
+from reproduction.evidence_tables import (
     algorithms_table,
     decay_table,
     gains,
@@ -21,18 +28,13 @@ from feda2l.report.evidence_tables import (
     repeats_table,
     runs_table,
 )
-from feda2l.report.fill_page import fill, fill_pages
-from feda2l.report.find_runs import NO_MATTER, flatten
-from feda2l.report.keep import keep
-from feda2l.report.paper_numbers import PaperNumber
-from feda2l.report.robustness_tables import robustness_gains_table, robustness_table
-from feda2l.studies.api import load_study, study
-from feda2l.studies.cells import target_of
-from feda2l.studies.study import Study
-from feda2l.studies.study_folder import StudyFolder
+from reproduction.fill_page import fill, fill_pages
+from reproduction.keep import keep
+from reproduction.robustness_tables import robustness_gains_table, robustness_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+STUDIES = ROOT / "reproduction" / "studies"
 KEPT = sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
 LAYERS = {"cnn": 4, "resnet18": 41, "resnet18_gn": 41, "resnet34": 73, "timer": 19}
 SMALL: dict[str, Any] = {
@@ -56,23 +58,23 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("page", ["reproduction.md", "claims.md"])
 def test_the_page_says_what_the_records_say(page: str) -> None:
-    """After new records: feda2l report results --page docs/reproduction.md --page docs/claims.md."""
+    """After adding records, run `make reproduction`."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert fill(text, RESULTS) == text
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept_is_what_the_shipped_study_runs(name: str) -> None:
+def test_every_kept_run_has_the_spec_of_its_study(name: str) -> None:
     saved = Study.load(RESULTS / name / "study.toml")
-    shipped = load_study(saved.name, reading=saved.reading)
-    StudyFolder(RESULTS / name).check(shipped, saved)
-    cells = {cell.name: cell for cell in shipped.cells}
+    current = load_study(STUDIES / f"{saved.name}.toml", reading=saved.reading)
+    StudyFolder(RESULTS / name).check(current, saved)
+    cells = {cell.name: cell for cell in current.cells}
     for path in sorted((RESULTS / name).glob("*/seed-*/spec.toml")):
         kept = flatten(tomllib.loads(path.read_text()))
         cell = cells[path.parent.parent.name]
         found = {"rates.base": kept["rates.base"]} if cell.tuned else {}
-        if shipped.target_from:
-            source = target_of(cell, shipped.cells, shipped.target_from.cell)
+        if current.target_from:
+            source = target_of(cell, current.cells, current.target_from.cell)
             assert source is not None
             file = RESULTS / name / "stages/target" / source.name / "target.json"
             found["evaluation.target"] = json.loads(file.read_text())["target"]
@@ -84,6 +86,38 @@ def test_what_is_kept_is_what_the_shipped_study_runs(name: str) -> None:
         differ = {key: (value, wanted.get(key)) for key, value in kept.items() if wanted.get(key) != value}
         assert {key: both for key, both in differ.items() if key not in free} == {}, path
         assert all(path.with_name(own).exists() for own in ("summary.json", "rounds.parquet", "layers.parquet")), path
+
+
+# by hand: cells x seeds
+RUNS = {
+    "evidence-cnn-cifar100": 21 * 5,
+    "evidence-cnn-cifar100-algorithms": (5 * 6 + 1) * 3,
+    "evidence-cnn-cifar100-decay": 5 * 3,
+    "evidence-cnn-cifar100-tuned": 6 * 3,
+    "evidence-cnn-cifar100-recipe": 3 * 2 * 2 * 3,
+    "evidence-cnn-cifar10": 21 * 3,
+    "evidence-cnn-cifar10-recipe": 2 * 2 * 3 * 3,
+    "evidence-sensitivity": (1 + 4 * 2 + 5) * 3,
+    "evidence-robustness": 7 * 2 * 7 * 3,
+    "evidence-resnet18-cifar100": 9 + 5 + 2 + 1 + 8,
+    "evidence-resnet18-cifar100-long": 6 * 2 + 3,
+    "evidence-resnet18-cifar100-time": 6,
+    "evidence-resnet34-cifar100": 5 * 2,
+    **dict.fromkeys(["evidence-series-exchange-rate", "evidence-series-beijing"], 2 * 2 * (6 + 2) * 3),
+}
+
+
+def test_every_study_has_as_many_runs_as_counted_by_hand() -> None:
+    loaded = {path.stem: Study.load(path) for path in STUDIES.glob("*.toml")}
+    assert {name: len(own.cells) * len(own.seeds) for name, own in loaded.items()} == RUNS
+    assert all(own.name == name and own.title for name, own in loaded.items())
+
+
+def test_every_study_that_a_page_names_by_path_exists() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), RESULTS / "README.md"]
+    named = {path for page in pages for path in re.findall(r"reproduction/studies/[\w.-]+\.toml", page.read_text())}
+    assert len(named) >= 2
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def papers(study: str) -> dict[str, str]:
@@ -166,7 +200,7 @@ def test_a_search_is_counted_and_not() -> None:
 
 
 def test_a_run_made_again_by_a_later_version_is_known_again() -> None:
-    """Its spec names keys that did not exist before."""
+    """Its spec has keys that did not exist before."""
     rows = repeats_table(RESULTS, "evidence-cnn-cifar100", "evidence-sensitivity").splitlines()[2:]
     assert {row.split("`")[1] for row in rows} == {"feda2l", "feda2l-sigma-only", "feda2l-zeta-only"}
     assert len(rows) == 3 * 3
@@ -210,7 +244,7 @@ def test_more_seeds_are_added_to_what_is_kept_and_another_study_is_refused(tmp_p
 
 
 def test_a_target_is_kept_before_any_run_is(tmp_path: Path) -> None:
-    """It was fixed before the rules ran, and that is what is shown of it; the study goes on with it."""
+    """The kept target shows that it was fixed before the rules ran, and the study resumes with it."""
     file = tmp_path / "small.toml"
     base = {**SMALL["base"], "evaluation": {"smoothing": 2}}
     staged = {"reading": "paper", "base": base, "target_from": {"cell": "constant", "share": 0.9}}
@@ -258,7 +292,7 @@ def test_only_what_stands_between_marks_is_written(tmp_path: Path) -> None:
 
 
 def test_multipliers_of_a_run_by_hand(tmp_path: Path) -> None:
-    from feda2l.report.evidence import multipliers
+    from reproduction.evidence import multipliers
 
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(SMALL))

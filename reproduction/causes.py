@@ -1,14 +1,14 @@
-"""Where the released code's gain on ResNets comes from: from its constant rate to its FedA2L, one thing at a time."""
+"""Decompose the released code's gain on ResNets: from its constant rate to its FedA2L, one change at a time."""
 
 from pathlib import Path
 from typing import NamedTuple
 
-from feda2l.report.evidence import Evidence, of_common_seeds, pairs, read_evidence, with_longer
-from feda2l.report.evidence_tables import by_seed, table
+from reproduction.evidence import Evidence, of_common_seeds, pairs, read_evidence, with_longer
+from reproduction.evidence_tables import by_seed, table
 
 
 class Cause(NamedTuple):
-    """Two cells that differ in one thing, or (`whole`) in all that the lines above add up."""
+    """Two cells that differ in one thing, or, if `whole`, in the sum of the causes listed above it."""
 
     name: str
     start: str
@@ -26,13 +26,13 @@ CAUSES = (
     Cause("all but the signal", "constant", "hidden_schedule", "momentum, warm-up and decay", whole=True),
     Cause("layer-wise signal", "hidden_schedule", "feda2l-reference", "multipliers from sigma and zeta"),
     Cause("the released gain", "constant", "feda2l-reference", "all of these", whole=True),
-    # the paper's rule with the optimiser of all others
+    # the paper's rule with the same optimizer as all other rules
     Cause("decay", "constant", "decay_only", "the rate falls from round 42 on, momentum stays"),
     Cause("layer-wise signal", "decay_only", "feda2l", "multipliers from sigma and zeta"),
     Cause("signal against noise", "random_multiplier", "feda2l", "sigma and zeta in place of white noise"),
     Cause("momentum", "feda2l", "feda2l-momentum-0", "momentum 0.9 is left out"),
     Cause("lower rate", "constant", "constant-0.003", "a constant 0.003"),
-    # the statistics
+    # BatchNorm statistics
     Cause("BatchNorm policy", "constant", "constant-average", "statistics averaged like parameters"),
     Cause("BatchNorm policy", "cawr", "cawr-average", "the same under CAWR"),
     Cause("BatchNorm policy", "decay_only", "decay_only-average", "the same under the decay"),
@@ -43,7 +43,7 @@ CAUSES = (
     Cause("BatchNorm policy", "constant-momentum-0", "constant-momentum-0-average", "the same without momentum"),
     Cause("BatchNorm policy", "constant", "constant-recalibrate", "statistics re-estimated after mixing"),
     Cause("BatchNorm policy", "constant", "constant-group-norm", "none to keep: GroupNorm"),
-    # what is left for a rate rule once they are averaged
+    # what a rate rule adds once the statistics are averaged
     Cause("momentum", "constant-average", "constant-momentum-0-average", "momentum 0.9 is left out, averaged"),
     Cause("lower rate", "constant-average", "constant-0.003-average", "a constant 0.003, averaged"),
     Cause("CAWR", "constant-average", "cawr-average", "a cosine with restarts, averaged"),
@@ -55,7 +55,10 @@ CAUSES = (
 
 
 def causes_table(results: Path, study: str, *longer: str) -> str:
-    """A line a cause of which both cells are kept; over the seeds that both have, the first rounds of `longer` too."""
+    """Tabulate every cause whose two cells both have records, over the seeds that both cells share.
+
+    The first rounds of the studies in `longer` count as more seeds.
+    """
     own = read_evidence(results / study)
     for name in longer:
         own = with_longer(own, read_evidence(results / name))
@@ -69,7 +72,7 @@ def _name(cause: Cause) -> str:
 
 
 def _change(own: Evidence, cause: Cause) -> list[str]:
-    """Both cells' means over the seeds that both have; of scores the difference too, and of more seeds each one's."""
+    """Format both cells' means over their common seeds; for scores add the difference, and that of each seed."""
     start, end = of_common_seeds(own.cells[cause.start], own.cells[cause.end])
     if not start.seeds:
         return ["no seed in common", "", ""]

@@ -1,25 +1,25 @@
-"""Other skew, sizes and graphs: every rule in each setting, and FedA2L against the rest of them.
+"""Tables for other data skews, network sizes and graphs: every rule in each setting, and what FedA2L saves.
 
-The paper does not say on what network its robustness table was made, and its targets are others than ours: its rounds
-stand beside ours for what they save, not for what they are.
+The paper does not say on which network its robustness table was made, and its targets differ from ours. Compare the
+saved rounds of both, not the rounds themselves.
 """
 
 from pathlib import Path
 
-from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import GAINS, SCHEDULES, by_curve, by_seed, differences, gains, scores, table
 from feda2l.report.paper_numbers import paper_robustness
 from feda2l.report.results import Cell
+from reproduction.evidence import read_evidence
+from reproduction.evidence_tables import GAINS, SCHEDULES, by_curve, by_seed, differences, gains, scores, table
 
 Settings = dict[tuple[str, str], dict[str, Cell]]  # setting and algorithm -> rule -> cell
 
 
 def robustness_gains_table(results: Path, study: str) -> str:
-    """What FedA2L saves in each setting, in the paper and here, and how far it is from its decay alone."""
+    """Tabulate the rounds that FedA2L saves in each setting, and its difference to its decay alone."""
     rows = []
     for (setting, algorithm), rules in _settings(results, study).items():
         if not (rules.keys() >= {"constant", "decay_only", "feda2l"} and rules.keys() & set(SCHEDULES)):
-            continue  # begun, and not yet to be compared
+            continue  # started, but without enough rules to compare
         target = rules["feda2l"].example.run.target
         assert target is not None
         saved = gains(rules, paper_robustness)
@@ -30,7 +30,7 @@ def robustness_gains_table(results: Path, study: str) -> str:
 
 
 def robustness_table(results: Path, study: str) -> str:
-    """Every rule in every setting."""
+    """Tabulate every rule in every setting."""
     rows = []
     for (setting, algorithm), rules in _settings(results, study).items():
         for rule, cell in rules.items():
@@ -42,7 +42,7 @@ def robustness_table(results: Path, study: str) -> str:
 
 
 def _settings(results: Path, study: str) -> Settings:
-    """What was run of each setting."""
+    """Group the cells that have runs by setting and algorithm."""
     own, found = read_evidence(results / study), Settings()
     for planned in own.study.cells:
         if planned.name in own.cells:

@@ -1,9 +1,10 @@
-"""`make fuzz`: many damaged, forged and nonsensical messages against the decoder of peers.
+"""Fuzz the decoder of the peers' messages: `python tools/fuzz_messages.py --inputs 100000`.
 
-Each input is a valid message with one to three mutations, or none. A head must come out as it was sent or be refused; a
-payload must come out as its bytes say, of the template's shapes, finite and with no negative variance, or be refused;
-with its digest promised only the untouched one may pass. No other exception, no slow input, no memory beyond a cap.
-A third are heads spoilt by a member, who signs the nonsense properly: they may say anything but a wrong name.
+Each input is a valid message with at most three mutations. The decoder must refuse a head or return it as it was sent.
+It must refuse a payload or return its tensors: of the template's shapes, finite, without a negative variance. Where
+the digest is known, only the unchanged payload may pass. Any other exception, a slow input, or memory above a limit is
+a failure. A third of the inputs are heads that a member damages and then signs correctly: they may contain anything
+but the name of another node.
 """
 
 import argparse
@@ -28,9 +29,9 @@ from feda2l.wire.message import HEAD_LIMIT, LENGTHS, PROTOCOL, TAG, Head, seal, 
 from feda2l.wire.payload import Template, digest, pack, unpack
 from feda2l.wire.refused import Refused
 
-LONGEST = 0.25  # s of CPU an input: hundreds of times the usual, for the collector may run within
-MOST_PYTHON = 16 * HEAD_LIMIT  # bytes an input, beyond the input itself
-MOST_RESIDENT = 32 * 1024 * 1024  # bytes all inputs together
+LONGEST = 0.25  # s of CPU per input: hundreds of times the usual, because the garbage collector may run
+MOST_PYTHON = 16 * HEAD_LIMIT  # bytes per input, without the input itself
+MOST_RESIDENT = 32 * 1024 * 1024  # bytes for all inputs together
 HUGE = (0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**32, 2**63 - 1, 2**64 - 1)
 ODD = (float("nan"), float("inf"), float("-inf"), -1.0, -1e-30, 0.0, -0.0, 1e-45, 3.4e38, -3.4e38)
 TOKENS = [
@@ -64,7 +65,7 @@ TOKENS = [
 
 
 class Case(NamedTuple):
-    """Two messages of a template, alice's and bob's: the second lends its parts to the first."""
+    """Two messages of one template, from alice and bob; mutations copy parts of the second into the first."""
 
     template: Template
     payloads: tuple[bytes, bytes]
@@ -74,7 +75,7 @@ class Case(NamedTuple):
 
 
 def make_case(folder: Path) -> Case:
-    """Two messages of a small model with statistics, and a CA with two nodes."""
+    """Make two messages of a small model with BatchNorm statistics, and a CA with two nodes."""
     make_authority(folder)
     alice, bob = (Identity.load(issue(folder, name), folder / f"{name}.key") for name in ("alice", "bob"))
     draw = torch.Generator().manual_seed(8)
@@ -96,7 +97,7 @@ def make_case(folder: Path) -> Case:
 
 
 def mutate(data: bytes, other: bytes, draw: Random) -> bytes:
-    """One damage: bits, bytes, lengths, numbers, a token that parsers dislike, or a part of another message."""
+    """Apply one mutation: to bits, bytes, lengths or numbers, or with an odd token or a part of the other message."""
     at = draw.randrange(len(data) + 1)
     end = min(len(data), at + draw.choice((1, 2, 8, 64)))
     match draw.randrange(9):
@@ -130,7 +131,7 @@ def mutate(data: bytes, other: bytes, draw: Random) -> bytes:
 
 
 class Meter:
-    """The CPU time and the Python memory that decoding takes at most, counted where it is used as a context."""
+    """Context manager that records the largest CPU time and Python memory of any block it measured."""
 
     def __init__(self) -> None:
         self.longest, self.largest = 0.0, 0
@@ -146,7 +147,7 @@ class Meter:
 
 
 def fuzz_head(case: Case, draw: Random, meter: Meter) -> str:
-    """Unseal a head spoilt from outside, as a whole or in its parts; the outcome: why it was refused, or "taken"."""
+    """Unseal a head that an outsider damaged; return the reason of its refusal, or "taken"."""
     sealed, other = (_seal(_text(head), name) for head, name in zip(case.heads, case.identities, strict=True))
     if draw.random() < 0.5:
         spoilt = _spoil(_join(*sealed), _join(*other), draw)
@@ -164,7 +165,7 @@ def fuzz_head(case: Case, draw: Random, meter: Meter) -> str:
 
 
 def fuzz_member(case: Case, draw: Random, meter: Meter) -> str:
-    """Unseal what a member, or anybody where nothing is secure, writes and seals as a head."""
+    """Unseal a damaged head that a member, or anyone in an insecure network, sealed."""
     identity, authority = (case.identities[0], case.authority) if draw.random() < 0.5 else (None, None)
     mine, other = map(_text, case.heads)
     text = _spoil(mine, other, draw)
@@ -180,10 +181,10 @@ def fuzz_member(case: Case, draw: Random, meter: Meter) -> str:
 
 
 def fuzz_payload(case: Case, draw: Random, meter: Meter) -> str:
-    """Unpack a spoilt payload, first against its digest, then as if its sender had signed the damage."""
+    """Unpack a damaged payload, first with the digest of the original, then as if its sender had signed the damage."""
     sent, other = case.payloads
     spoilt = _spoil(sent, other, draw)
-    if draw.random() < 0.5:  # of the right size after all, perhaps with an odd value
+    if draw.random() < 0.5:  # restore the right size, perhaps with an odd value
         spoilt = (spoilt + sent[len(spoilt) :])[: len(sent)]
         place = draw.choice(list(case.template.places.values()))
         at = draw.randrange(place.start, place.stop, place.dtype.itemsize)
@@ -215,15 +216,15 @@ TARGETS: dict[str, Callable[[Case, Random, Meter], str]] = {
 
 
 class Figures(NamedTuple):
-    """What came of a run of the fuzzer."""
+    """The results of one run of the fuzzer."""
 
     outcomes: dict[str, Counter[str]]
     meter: Meter
-    resident: int  # bytes that the process grew by
+    resident: int  # growth of the process in bytes
 
 
 def fuzz(inputs: int, seed: int) -> Figures:
-    """So many inputs, the targets in turn."""
+    """Fuzz with this many inputs, one target after the other."""
     draw = Random(seed)
     outcomes: dict[str, Counter[str]] = {name: Counter() for name in TARGETS}
     meter, resident = Meter(), 0
@@ -232,7 +233,7 @@ def fuzz(inputs: int, seed: int) -> Figures:
     tracemalloc.start()
     try:
         for number in range(inputs):
-            if number == min(1000, inputs // 2):  # everything is imported and every pool filled
+            if number == min(1000, inputs // 2):  # by now everything is imported and every pool is filled
                 gc.collect()
                 resident = _resident()
             name, target = list(TARGETS.items())[number % len(TARGETS)]

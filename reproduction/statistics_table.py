@@ -1,24 +1,24 @@
-"""What BatchNorm's statistics do to a score: each node its own, their mean to answer with, or averaged always."""
+"""Table of the effect of BatchNorm statistics on the score: local, averaged for evaluation, or averaged every round."""
 
 from pathlib import Path
 from statistics import fmean
 
 import polars
 
-from feda2l.report.evidence import of_common_seeds, read_evidence
-from feda2l.report.evidence_tables import table
 from feda2l.report.run_figures import Figures
 from feda2l.report.words import score_words
+from reproduction.evidence import of_common_seeds, read_evidence
+from reproduction.evidence_tables import table
 
 LAST = 10  # rounds
 HEADER = ("rule", "each node its own", "of these the worst node", "their mean, to answer with", "averaged every round")
 
 
 def statistics_table(results: Path, study: str) -> str:
-    """A line a rule whose nodes keep their own statistics; over the seeds that its averaged namesake has, if any.
+    """Tabulate the rules whose nodes keep local statistics.
 
-    The mean model has the nodes' parameters, equal on a full graph, and the mean of their statistics, which no node
-    trains with.
+    Where the rule has a cell `-average`, only the seeds of both count. The mean model has the nodes' parameters, which
+    are equal on a full graph, and the mean of their statistics, which no node trains with.
     """
     cells = read_evidence(results / study).cells
     rows = []
@@ -37,7 +37,7 @@ def statistics_table(results: Path, study: str) -> str:
 
 
 def _worst_and_mean(figures: Figures) -> tuple[float, float]:
-    """The accuracy of a round's worst node and of the mean model, over the last ten rounds."""
+    """Return the mean accuracy of each round's worst node and of the mean model, over the last ten rounds."""
     rows = polars.read_parquet(figures.run.folder.rounds_table)
     last = rows.filter(polars.col("round") > figures.run.rounds - LAST)
     lowest = last.group_by("round").agg(polars.col("accuracy").min())

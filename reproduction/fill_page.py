@@ -1,7 +1,7 @@
-"""Pages whose tables and figures come from records: what stands between two marks is written anew, the rest is left.
+"""Write the tables and figures of a Markdown page from the kept records.
 
-A mark is `<!-- results: NAME ARGUMENTS -->`, its end `<!-- end -->`; the names are those of `MADE`, and of `FIGURES`,
-whose arguments are the study, the file and the cells.
+Only the text between a start mark, `<!-- results: NAME ARGUMENTS -->`, and its end mark, `<!-- end -->`, is replaced.
+NAME is a key of `MADE` or of `FIGURES`; the arguments of a figure are its study, its file and its cells.
 """
 
 import re
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
-from feda2l.report.causes import causes_table
-from feda2l.report.evidence import read_evidence
-from feda2l.report.evidence_tables import TABLES
-from feda2l.report.figures import draw_bands, draw_minutes
-from feda2l.report.own_time import times_table
-from feda2l.report.robustness_tables import robustness_gains_table, robustness_table
 from feda2l.report.run_figures import Figures
-from feda2l.report.series_tables import series_table
-from feda2l.report.statistics_table import statistics_table
+from reproduction.causes import causes_table
+from reproduction.evidence import read_evidence
+from reproduction.evidence_tables import TABLES
+from reproduction.page_figures import draw_bands, draw_minutes
+from reproduction.robustness_tables import robustness_gains_table, robustness_table
+from reproduction.series_tables import series_table
+from reproduction.statistics_table import statistics_table
+from reproduction.times_table import times_table
 
 BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE = TABLES | {
@@ -33,18 +33,15 @@ FIGURES = {"curves": "rounds", "minutes": "minutes"}
 
 
 def fill(text: str, results: Path) -> str:
-    """The page with every table as the records have it."""
+    """Return the page with every table rewritten from the records in `results`."""
     read_evidence.cache_clear()
     return BLOCK.sub(lambda found: f"{found[1]}{_block(found[2].split(), results)}\n{found[3]}", text)
 
 
 def fill_pages(pages: Sequence[Path], results: Path) -> None:
-    """Write the pages' tables and figures anew."""
+    """Rewrite the tables and figures of the pages."""
     for page in pages:
-        try:
-            text = page.read_text(encoding="utf-8")
-        except OSError as error:
-            raise FedA2LError(f"--page {page}: cannot be read: {error.strerror}") from error
+        text = _read(page)
         page.write_text(fill(text, results), encoding="utf-8")
         for found in BLOCK.finditer(text):
             name, *arguments = found[2].split()
@@ -56,6 +53,19 @@ def fill_pages(pages: Sequence[Path], results: Path) -> None:
                     draw_minutes(there, path, _alone(results / f"{study}-time"))
                 else:
                     draw_bands(there, path)
+
+
+def written_files(page: Path) -> list[Path]:
+    """List the files that `fill_pages` writes for a page: the page itself and its figures."""
+    marks = [found[2].split() for found in BLOCK.finditer(_read(page))]
+    return [page, *(page.parent / file for name, *arguments in marks if name in FIGURES for file in arguments[1:2])]
+
+
+def _read(page: Path) -> str:
+    try:
+        return page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FedA2LError(f"{page}: cannot be read: {error.strerror}") from error
 
 
 def _block(words: list[str], results: Path) -> str:
@@ -70,6 +80,6 @@ def _block(words: list[str], results: Path) -> str:
 
 
 def _alone(folder: Path) -> Mapping[str, Figures]:
-    """A run of each cell of the study that timed some of another's by themselves, if there is one."""
+    """Return one run per cell of the timing study, or nothing where there is no such study."""
     cells = read_evidence(folder).cells if (folder / "study.toml").exists() else {}
     return {name: cell.example for name, cell in cells.items()}
