@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feda2l.simulate.simulator import Simulator, one_thread
 
 from feda2l import data
 from feda2l.runs.assemble import assemble, populate
 from feda2l.runs.datasets import Loaded
+from feda2l.simulate.loop import RoundLoop, one_thread
 from feda2l.spec.spec import Spec
 
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and one name cannot be collected twice
@@ -78,16 +78,16 @@ def digits() -> Loaded:
 
 
 @pytest.fixture
-def start(digits: Loaded) -> Iterator[Callable[..., Simulator]]:
+def start(digits: Loaded) -> Iterator[Callable[..., RoundLoop]]:
     """`start(spec, ..., workers=0)`: the runs of these specs as one pack at round 0, on the digits unless told."""
     engines = []
 
-    def make(*specs: dict[str, Any], loaded: Loaded = digits, workers: int = 0) -> Simulator:
+    def make(*specs: dict[str, Any], loaded: Loaded = digits, workers: int = 0) -> RoundLoop:
         runs = [assemble(Spec.parse(spec), loaded) for spec in specs]
         engine = populate(runs)
         engine.start(workers)
         engines.append(engine)
-        return Simulator(engine, [run.simulation for run in runs])
+        return RoundLoop(engine, [run.live for run in runs])
 
     yield make
     for engine in engines:

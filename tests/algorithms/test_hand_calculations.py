@@ -419,7 +419,7 @@ def settings(
 
 def world_of(simulator: Any, case: Case, network: str) -> World:
     """What is given: data, who holds what, the batches of each node, and the start."""
-    member, population = simulator.simulations[0].member, simulator.engine.population
+    member, population = simulator.runs[0].plan.member, simulator.engine.population
     x, y = member.training.samples.x, member.training.samples.y
     return World(
         NETWORKS[network],
@@ -460,8 +460,8 @@ def test_dfedhpo_is_its_search_and_then_fedavg(start, module, tmp_path, aggregat
     case = Case(plain_fedavg)
     spec = settings(f"{module(CHOICE)}:Choice", algorithm, case, network, tmp_path, runtime={"engine": engine}, **more)
     simulator = start(spec, loaded=offers(len(NETWORKS[network]), held_back=True))
-    (simulation,) = simulator.simulations
-    member, drawn = simulation.member, simulation.algorithm
+    (simulation,) = simulator.runs
+    member, drawn = simulation.plan.member, simulation.plan.algorithm
     world = world_of(simulator, case, network)
     found = search(simulator.engine, simulation)
 
@@ -836,8 +836,8 @@ def test_with_batchnorm_every_batch_counts_once(start, module, name) -> None:
     algorithm = {"name": name, "buffers": "local"} | ({"radius": 0.3} if name == "dfedsam" else {})
     settings = normed(f"{module(NORMED)}:Normed", algorithm, rounds=2)
     simulator = start(settings)
-    (simulation,) = simulator.simulations
-    population, member = simulator.engine.population, simulation.member
+    (simulation,) = simulator.runs
+    population, member = simulator.engine.population, simulation.plan.member
     template = start_of(settings)
     models = [copy.deepcopy(template).train() for _ in range(3)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in models]
@@ -879,12 +879,12 @@ def test_three_gossip_steps_are_w_cubed_of_all_that_is_mixed_and_thrice_the_byte
         return start(normed(name, algorithm, training={"momentum_state": "average"}))
 
     apart = trained(1)
-    apart.engine.train(apart.simulations[0].jobs())
+    apart.engine.train(apart.runs[0].jobs())
     before = {**apart.engine.population.buffers, **apart.engine.population.memory}
     simulator = trained(3)
     ((_, record, _),) = next(simulator.rounds())
-    population, (simulation,) = simulator.engine.population, simulator.simulations
-    W3 = torch.linalg.matrix_power(simulation.mixing.dense(), 3)
+    population, (simulation,) = simulator.engine.population, simulator.runs
+    W3 = torch.linalg.matrix_power(simulation.plan.mixing.dense(), 3)
     torch.testing.assert_close(population.base.double(), W3 @ population.trained.double(), rtol=1e-5, atol=1e-6)
     for key in ("norm.running_mean", "norm.running_var"):
         torch.testing.assert_close(population.buffers[key].double(), W3 @ before[key].double(), rtol=1e-5, atol=1e-6)
@@ -1002,11 +1002,11 @@ def test_push_sum_reaches_the_mean_on_a_directed_graph_and_fedavg_does_not(start
         spec["rates"]["base"] = 1e-30
         spec["model"]["init"] = "per_node"
         simulator = start(spec, loaded=offers(3))
-        (simulation,), base = simulator.simulations, simulator.engine.population.base
+        (simulation,), base = simulator.runs, simulator.engine.population.base
         before, sums = base[:, :2].double().clone(), []
         for _ in simulator.rounds():
             if name == "push_sum":
-                mass = simulation.notes["mass"]
+                mass = simulation.state.notes["mass"]
                 sums.append((mass @ base[:, :2].double()).tolist())
         return before, base[:, :2].double(), sums
 
@@ -1107,10 +1107,10 @@ def test_dpsgd_takes_its_steps_whatever_the_epochs_and_exchanges_once(start, ste
 def test_dpsgd_begins_a_fresh_epoch_when_a_shard_is_used_up(start) -> None:
     """A shard of 4 batches and 10 steps: the first 8 steps see every sample twice."""
     data = {"nodes": 2, "partition": "iid", "train_fraction": 40 / 719, "min_size": 1}
-    (simulation,) = start({"data": data, "algorithm": {"name": "dpsgd", "steps": 10}}).simulations
-    shard = simulation.member.shards[0]
+    (simulation,) = start({"data": data, "algorithm": {"name": "dpsgd", "steps": 10}}).runs
+    shard = simulation.plan.member.shards[0]
     assert len(shard) in (40, 39)
-    batches = simulation.member.training.batches(shard, 0, 1)
+    batches = simulation.plan.member.training.batches(shard, 0, 1)
     assert [len(batch) for batch in batches] == [10] * 10
     whole = torch.cat(batches[: len(shard) // 10]).tolist()
     assert len(set(whole)) == len(whole)

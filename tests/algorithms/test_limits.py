@@ -107,8 +107,8 @@ def test_runs_whose_steps_differ_in_number_share_a_pack(start) -> None:
     packed = start(*specs)
     assert isinstance(packed.engine, Stacked)
     list(packed.rounds())
-    for simulation, expected in zip(packed.simulations, alone, strict=True):
-        assert torch.equal(packed.engine.population.base[simulation.rows], expected)
+    for simulation, expected in zip(packed.runs, alone, strict=True):
+        assert torch.equal(packed.engine.population.base[simulation.state.rows], expected)
 
 
 def test_fedntd_of_two_classes_has_nothing_to_distil(start, digits) -> None:
@@ -203,9 +203,9 @@ def test_a_node_alone_trains_plainly_where_the_definition_says_so(start, name) -
         runtime={"engine": "rows"},
     )
     simulator = start(settings)
-    member, rate = simulator.simulations[0].member, 0.05
+    member, rate = simulator.runs[0].plan.member, 0.05
     if name == "dfedhpo":
-        (rate,) = search(simulator.engine, simulator.simulations[0])["rates"]
+        (rate,) = search(simulator.engine, simulator.runs[0])["rates"]
         assert not math.isclose(rate, 0.05)
     (found, _) = outcome(simulator)
     model = copy.deepcopy(start_of(settings)).train()

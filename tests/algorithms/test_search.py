@@ -38,7 +38,7 @@ def spec(*, rounds: int = 3, nodes: int = 4, **more: Any) -> dict[str, Any]:
 
 
 def found_by(simulator: Any) -> dict[str, Any]:
-    return search(simulator.engine, simulator.simulations[0])
+    return search(simulator.engine, simulator.runs[0])
 
 
 def flat(rows: list[list[float]]) -> list[float]:
@@ -128,11 +128,11 @@ def test_the_search_leaves_everything_but_the_rates_as_it_was(start, module, mod
     for matrix in matrices:
         matrix += torch.rand(matrix.shape, generator=generator)
     before = [values.clone() for values in (*matrices, *population.buffers.values())]
-    found = search(simulator.engine, simulator.simulations[1])
+    found = search(simulator.engine, simulator.runs[1])
     after = [*matrices, *population.buffers.values()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert len({trial["loss"] for trials in found["trials"] for trial in trials}) > 4  # something was trained
-    assert simulator.simulations[0].rates.rates.unique().tolist() == [0.01]
+    assert simulator.runs[0].state.rates.rates.unique().tolist() == [0.01]
 
 
 def without_a_test_set(images: Images) -> Images:
@@ -148,13 +148,13 @@ def test_the_test_set_has_no_part_in_it_and_the_unused_samples_have(start, digit
     simulator = start(settings)
     images = digits.dataset
     labels = images.train_y.clone()
-    for unused in simulator.simulations[0].member.local:
+    for unused in simulator.runs[0].plan.member.local:
         labels[unused] = 9 - labels[unused]
     turned = Loaded.of(Images(**(vars(images) | {"train_y": labels})))
     # who holds what follows from the labels: keep it as it was
     other = start(settings, loaded=turned)
-    other.simulations[0].member.local[:] = simulator.simulations[0].member.local
-    other.simulations[0].member.shards[:] = simulator.simulations[0].member.shards
+    other.runs[0].plan.member.local[:] = simulator.runs[0].plan.member.local
+    other.runs[0].plan.member.shards[:] = simulator.runs[0].plan.member.shards
     losses = [trials[0]["loss"] for trials in found["trials"]]
     assert all(trials[0]["loss"] > loss for trials, loss in zip(found_by(other)["trials"], losses, strict=True))
 

@@ -20,8 +20,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from feda2l.simulate.simulation import Simulation
-from feda2l.simulate.simulator import Simulator
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from sklearn.datasets import load_digits
@@ -36,7 +34,7 @@ from feda2l.algorithms.gradient_tracking import GradientTracking
 from feda2l.algorithms.push_sum import PushSum
 from feda2l.algorithms.qg_dsgdm import QGDSGDm
 from feda2l.data.samples import Labelled
-from feda2l.engines.engine import Engine, Member, Rows
+from feda2l.engines.engine import Engine, Rows
 from feda2l.engines.stacked import Stacked
 from feda2l.layers import find_layers
 from feda2l.rates import Setting
@@ -44,7 +42,10 @@ from feda2l.rates.base import Rule
 from feda2l.rates.constant import Constant
 from feda2l.rates.feda2l import FedA2LRule
 from feda2l.round.population import Population
+from feda2l.round.run import LiveRun, Member, RunPlan
 from feda2l.round.train import Loss, Training
+from feda2l.simulate.exchange import AllNodes
+from feda2l.simulate.loop import RoundLoop
 from feda2l.topology import build, build_mixing
 
 pytestmark = pytest.mark.usefixtures("one_thread_each")
@@ -169,7 +170,7 @@ def simulate(
     loss: Loss = F.cross_entropy,
     l2: float = L2,
     engine: type[Engine] = Stacked,
-) -> tuple[list[Simulation], Iterator[Any]]:
+) -> tuple[list[LiveRun], Iterator[Any]]:
     """Runs that start from one model, as one pack; the iterator does a round of every run that is not over."""
     model = logistic() if model is None else model
     samples = Labelled(*digits(), lambda x: x) if samples is None else samples
@@ -184,7 +185,7 @@ def simulate(
         assert mixing.doubly_stochastic() or run.algorithm.mixing in ("any", "push")
         assert mixing.symmetric() or run.algorithm.mixing != "symmetric"
         training = Training(samples, loss, "sgd", l2, run.batch, run.epochs, True, run.seed, run.algorithm)
-        simulation = Simulation(
+        plan = RunPlan(
             name="",
             rounds=run.rounds,
             member=Member(training, run.shards, [], test, CLASSES),
@@ -200,6 +201,7 @@ def simulate(
             on="global",
             network=len(sizes),
         )
+        simulation = LiveRun(plan, AllNodes(mixing, plan.samples))
         simulations.append(simulation)
     state = {name for run in runs for name in run.algorithm.memory}
     rows = sum(len(run.shards) for run in runs)
@@ -209,10 +211,10 @@ def simulate(
     start = 0
     for number, simulation in enumerate(simulations):
         simulation.join(population, start, number)
-        start += simulation.nodes
-    trainer = engine(model, population, [simulation.member for simulation in simulations])
+        start += simulation.plan.nodes
+    trainer = engine(model, population, [simulation.plan.member for simulation in simulations])
     trainer.start(0)
-    return simulations, Simulator(trainer, simulations).rounds()
+    return simulations, RoundLoop(trainer, simulations).rounds()
 
 
 def finish(rounds: Iterator[Any], count: int | None = None) -> None:
@@ -220,14 +222,14 @@ def finish(rounds: Iterator[Any], count: int | None = None) -> None:
         assert all(done.record is not None for done in completed), "a run diverged"
 
 
-def points(simulation: Simulation) -> Array:
+def points(simulation: LiveRun) -> Array:
     """Where each node is: [nodes, classes, features + 1]."""
-    population = simulation.population
-    weight, bias = population.layout.views(population.base[simulation.rows])
+    population = simulation.state.population
+    weight, bias = population.layout.views(population.base[simulation.state.rows])
     return np.concatenate([weight.numpy(), bias.numpy()[:, :, None]], axis=2)
 
 
-def errors(simulation: Simulation, to: Array) -> Array:
+def errors(simulation: LiveRun, to: Array) -> Array:
     """Distances to a point, over its norm: of the mean model, and of the worst node."""
     found = points(simulation)
     return np.array([distance(found.mean(axis=0), to), max(distance(node, to) for node in found)])
@@ -289,7 +291,7 @@ def test_they_rest_where_plain_arithmetic_says() -> None:
     finish(rounds, 300)
     rest = {}
     for gamma in (1.0, 0.5):
-        W = (1 - gamma) * np.eye(NODES) + gamma * simulations[0].mixing.dense().numpy()
+        W = (1 - gamma) * np.eye(NODES) + gamma * simulations[0].plan.mixing.dense().numpy()
         rest[gamma] = everywhere(optimum())
         for _ in range(300):
             rest[gamma] = np.tensordot(W, rest[gamma] - step * gradients(rest[gamma]), axes=1)
@@ -375,11 +377,11 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
 
 
-def squared_gradient_at_mean(model: nn.Module, simulation: Simulation, l2: float) -> float:
+def squared_gradient_at_mean(model: nn.Module, simulation: LiveRun, l2: float) -> float:
     """||grad f||^2 of the mean loss over all samples, at the mean model."""
     x, y = digits()
-    layout = simulation.population.layout
-    mean = simulation.population.base[simulation.rows].mean(dim=0)
+    layout = simulation.state.population.layout
+    mean = simulation.state.population.base[simulation.state.rows].mean(dim=0)
     leaves = [view.clone().requires_grad_() for view in layout.views(mean)]
     outputs = functional_call(model, {slot.name: leaf for slot, leaf in zip(layout.slots, leaves, strict=True)}, (x,))
     loss = F.cross_entropy(outputs, y) + l2 / 2 * torch.stack([leaf.square().sum() for leaf in leaves]).sum()
@@ -405,7 +407,7 @@ def convergence(
     for completed in rounds:
         for done in completed:
             assert done.record is not None
-            squares[done.simulation.number].append(squared_gradient_at_mean(model, done.simulation, l2))
+            squares[done.run.number].append(squared_gradient_at_mean(model, done.run, l2))
     whole = np.array([np.mean(values[:-1]) for values in squares]).reshape(len(horizons), -1).mean(axis=1)
     late = [np.mean(values[-(len(values) // 4) :]) for values in squares]
     slope = np.polyfit(np.log(horizons), np.log(whole), 1)[0]
@@ -446,9 +448,9 @@ def two_parabolas(*factors: float, rate: float = 0.25, rounds: int = 150) -> flo
         return (outputs - targets).square().mean() / 2
 
     (simulation,), rounds_ = simulate(run, model=model, samples=samples, loss=half_square, l2=0.0, engine=Rows)
-    assert torch.equal(simulation.mixing.dense(), torch.full((2, 2), 0.5, dtype=torch.float64))
+    assert torch.equal(simulation.plan.mixing.dense(), torch.full((2, 2), 0.5, dtype=torch.float64))
     finish(rounds_, rounds)
-    (view,) = simulation.population.layout.views(simulation.population.base)
+    (view,) = simulation.state.population.layout.views(simulation.state.population.base)
     assert view[0].equal(view[1])
     return float(view[0])
 
@@ -504,7 +506,7 @@ def floors(
             assert done.record is not None
             if number < rounds_ // 4:
                 continue
-            run, at = done.simulation.number, points(done.simulation).mean(axis=0)
+            run, at = done.run.number, points(done.run).mean(axis=0)
             squares[run] += squared_gradient(at)
             means[run] += at
             multipliers[run] += np.array(done.record["layers"]["multiplier"]).squeeze(1)

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from feda2l.simulate.simulator import Simulator, one_thread
 
 from feda2l.bench import bench, compare, works
 from feda2l.bench.exchange_work import exchange_work
@@ -19,6 +18,7 @@ from feda2l.errors import FedA2LError
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
 from feda2l.runs.device import cpu_has_bf16
+from feda2l.simulate.loop import RoundLoop, one_thread
 from feda2l.spec.spec import Spec
 
 SMALL = {
@@ -51,7 +51,7 @@ def run_of(spec: dict, images: Images) -> Assembled:
 
 def batches_of(run: Assembled, round: int) -> list[list[list[int]]]:
     """Our batches of a round as positions in each node's shard: what a DataLoader is told."""
-    member = run.simulation.member
+    member = run.live.plan.member
     found = []
     for node, shard in enumerate(member.shards):
         position = {sample: place for place, sample in enumerate(shard.tolist())}
@@ -71,7 +71,7 @@ def test_a_round_of_the_plain_loop_gives_our_models(spec, images):
     engine = populate([run])
     population = engine.population
     before = population.base.clone()
-    next(Simulator(engine, [run.simulation]).rounds())
+    next(RoundLoop(engine, [run.live]).rounds())
     plain.round()
     for node, model in enumerate(plain.models):
         ours = population.layout.views(population.base[node])
@@ -86,7 +86,7 @@ def test_the_plain_loop_draws_whole_batches_of_every_node():
     plain = PlainLoop.of(run)
     size = run.spec.training.batch_size
     seen = [[len(y) for _, y in loader] for loader in plain.loaders]
-    assert seen == [[size] * (len(shard) // size) for shard in run.simulation.member.shards]
+    assert seen == [[size] * (len(shard) // size) for shard in run.live.plan.member.shards]
     assert sum(map(sum, seen)) == works._images(run)
 
 

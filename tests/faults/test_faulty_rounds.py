@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from feda2l.round.aggregate import mix_published
+from feda2l.round.exchange import mix_rows
 from feda2l.simulate.checkpoint import tensors
 
 SPEC = {
@@ -24,7 +24,7 @@ def faulty(start, plan):
 
     def make(*faults, head="", **sections):
         simulator = start({**SPEC, "faults": plan(*faults, head=head), **sections})
-        return simulator, simulator.simulations[0]
+        return simulator, simulator.runs[0]
 
     return make
 
@@ -32,6 +32,11 @@ def faulty(start, plan):
 def play(simulator, rounds):
     """So many rounds; the record of the last."""
     return [completed[0].record for completed in islice(simulator.rounds(), rounds)][-1]
+
+
+def rejoin(simulation):
+    """The beginning of the coming round."""
+    simulation.exchange.begin(simulation, simulation.exchange.present(simulation.state.round + 1))
 
 
 def everything(simulation, node):
@@ -43,7 +48,7 @@ def everything(simulation, node):
 
 def mean(simulation, node, rows, ids):
     """The mean of rows with the nodes' samples as weights."""
-    samples = simulation.samples[list(ids)]
+    samples = simulation.plan.samples[list(ids)]
     return ((samples / samples.sum()).unsqueeze(1) * rows[list(ids)].double()).sum(dim=0)
 
 
@@ -66,16 +71,16 @@ def test_who_is_away_stands_still(algorithm, fault, faulty):
     assert not torch.equal(other["model.fc1.weight"], everything(simulation, 0)["model.fc1.weight"])
     assert all(values[1] in (None, 0) for values in record["nodes"].values())
     assert record["nodes"]["accuracy"][1] is None
-    assert record["layers"]["rate"][1] == record["layers"]["zeta"][1] == [None] * len(simulation.layers)
+    assert record["layers"]["rate"][1] == record["layers"]["zeta"][1] == [None] * len(simulation.plan.layers)
 
 
 def test_the_mean_is_of_those_who_are_there(faulty):
     simulator, simulation = faulty("crash node=1 round=2")
     record = play(simulator, 2)
     there = [0, 2, 3, 4]
-    base = simulation.population.base[there].double()
+    base = simulation.state.population.base[there].double()
     average = base.mean(dim=0)
-    close(simulation.population.mean[0], average)
+    close(simulation.state.population.mean[0], average)
     assert record["disagreement"] == pytest.approx(float((base - average).square().sum(dim=1).mean()), rel=1e-5)
     for name in ("accuracy", "train_loss"):
         assert record[name] == pytest.approx(sum(record["nodes"][name][node] for node in there) / 4)
@@ -88,7 +93,7 @@ def test_each_mixes_whom_it_hears(faulty):
         "crash node=1 round=2", "drop node=4 round=2 to=[3]", "corrupt node=3 round=2 to=[4]"
     )
     record = play(simulator, 2)
-    trained, base = simulation.population.trained, simulation.population.base
+    trained, base = simulation.state.population.trained, simulation.state.population.base
     for node, near in ((0, (0, 4)), (2, (2, 3)), (3, (2, 3)), (4, (0, 4))):
         close(base[node], mean(simulation, node, trained, near))
     assert record["nodes"]["heard"] == [1, None, 1, 1, 1]
@@ -100,14 +105,14 @@ def test_a_split_parts_the_network_and_heals(faulty):
     simulator, simulation = faulty("split round=2 rounds=2 sides=[[0,1],[2,3,4]]", topology={"name": "full"})
     assert play(simulator, 1)["disagreement"] == 0
     play(simulator, 2)
-    assert simulation.same == [0, 0, 2, 2, 2]
+    assert simulation.compared.same == [0, 0, 2, 2, 2]
     assert play(simulator, 1)["disagreement"] == 0
 
 
 def test_a_late_message_is_left_out_and_its_sender_goes_on(faulty):
     simulator, simulation = faulty("delay node=2 round=1 seconds=3", head="deadline = 1")
     play(simulator, 1)
-    trained, base = simulation.population.trained, simulation.population.base
+    trained, base = simulation.state.population.trained, simulation.state.population.base
     close(base[2], mean(simulation, 2, trained, (1, 2, 3)))
     close(base[1], mean(simulation, 1, trained, (0, 1)))
 
@@ -117,34 +122,34 @@ def test_a_restart_takes_the_neighbours_mean_and_keeps_the_rest(faulty):
     play(simulator, 2)
     before = everything(simulation, 1)
     play(simulator, 2)
-    simulation.rejoin()  # the round itself does so too, to the same end
-    close(simulation.population.base[1], mean(simulation, 1, simulation.population.trained, (0, 2)))
+    rejoin(simulation)  # the round itself does so too, to the same end
+    close(simulation.state.population.base[1], mean(simulation, 1, simulation.state.population.trained, (0, 2)))
     after = everything(simulation, 1)
     for key in before:
         kept = not key.startswith("model.")
         assert torch.equal(before[key], after[key]) == kept, key
     assert play(simulator, 1)["nodes"]["heard"] == [2, 2, 2, 2, 2]
-    assert len(simulation.rates.own[1].history.divergence) == 3  # of rounds 1, 2 and 5
+    assert len(simulation.state.rates.own[1].history.divergence) == 3  # of rounds 1, 2 and 5
 
 
 def test_who_hung_counts_itself_in(faulty):
     simulator, simulation = faulty("hang node=1 round=3 rounds=2")
     play(simulator, 2)
-    own = simulation.population.trained[1].clone()
+    own = simulation.state.population.trained[1].clone()
     play(simulator, 2)
-    simulation.rejoin()
-    rows = simulation.population.trained.clone()
+    rejoin(simulation)
+    rows = simulation.state.population.trained.clone()
     rows[1] = own
-    close(simulation.population.base[1], mean(simulation, 1, rows, (0, 1, 2)))
+    close(simulation.state.population.base[1], mean(simulation, 1, rows, (0, 1, 2)))
 
 
 def test_a_healthy_rejoin_is_the_average_once_more(faulty):
     """Under plain averaging a node's mean of its neighbours' messages is what mixing gave it."""
     simulator, simulation = faulty("rejoin node=3 round=3")
     play(simulator, 2)
-    before = simulation.population.base.clone()
-    simulation.rejoin()
-    close(simulation.population.base, before)
+    before = simulation.state.population.base.clone()
+    rejoin(simulation)
+    close(simulation.state.population.base, before)
 
 
 def test_a_comeback_after_gossip_takes_the_last_exchange(faulty):
@@ -152,11 +157,12 @@ def test_a_comeback_after_gossip_takes_the_last_exchange(faulty):
         "crash node=1 round=2", "restart node=1 round=3", algorithm={"name": "dfedsam", "gossip_steps": 3}
     )
     play(simulator, 2)
-    network = simulation.network_in(2)
-    sent = mix_published(network, 2, {"model": simulation.population.trained}, 2)["model"]
-    simulation.rejoin()
-    assert simulation.mixing.weights == "samples"
-    close(simulation.population.base[1], mean(simulation, 1, sent, (0, 2)))
+    network, trained = simulation.exchange.schedule.round(2).mixing, simulation.state.population.trained
+    once = mix_rows(network, 2, {"model": trained}, {})
+    sent = mix_rows(network, 2, once, {})["model"]
+    rejoin(simulation)
+    assert simulation.plan.mixing.weights == "samples"
+    close(simulation.state.population.base[1], mean(simulation, 1, sent, (0, 2)))
 
 
 class Normed(nn.Sequential):
@@ -179,9 +185,9 @@ def test_statistics_come_back_with_the_model_where_they_travel(buffers, faulty):
     frozen = everything(simulation, 1)
     play(simulator, 2)
     assert torch.equal(everything(simulation, 1)["buffers.2.running_var"], frozen["buffers.2.running_var"])
-    sent = dict(simulation.messages)
-    simulation.rejoin()
-    found = simulation.population.buffers["2.running_var"][1]
+    sent = dict(simulation.exchange.messages)
+    rejoin(simulation)
+    found = simulation.state.population.buffers["2.running_var"][1]
     if buffers == "average":
         close(found, mean(simulation, 1, sent["buffers.2.running_var"], (0, 2)))
     else:
@@ -194,18 +200,18 @@ def test_alone_a_node_keeps_its_rate_and_its_history(faulty):
     """FedA2L when nothing was mixed: no history entry, and the last rate stays."""
     simulator, simulation = faulty("drop node=[0,2] round=4 rounds=2 to=[1]")
     play(simulator, 3)
-    own = simulation.rates.own[1]
+    own = simulation.state.rates.own[1]
     rates, history = own.rates.clone(), own.history.divergence.clone()
     record = play(simulator, 2)
     assert record["nodes"]["heard"][1] == 0
     assert record["layers"]["rate"][1] == rates[0].tolist()
-    assert record["layers"]["zeta"][1] == [None] * len(simulation.layers)
+    assert record["layers"]["zeta"][1] == [None] * len(simulation.plan.layers)
     assert None not in record["layers"]["sigma"][1]
     assert torch.equal(own.rates, rates)
     assert torch.equal(own.history.divergence, history)
     # it trained on: its aggregated state is its trained one
-    assert torch.equal(simulation.population.base[1], simulation.population.trained[1])
-    assert not torch.equal(simulation.rates.own[0].history.divergence, history)
+    assert torch.equal(simulation.state.population.base[1], simulation.state.population.trained[1])
+    assert not torch.equal(simulation.state.rates.own[0].history.divergence, history)
     play(simulator, 1)
     assert torch.equal(own.history.divergence[:-1], history[1:])
     assert not torch.equal(own.rates, rates)
@@ -218,8 +224,8 @@ def test_alone_a_schedule_follows_the_round(faulty):
         "restart node=3 round=4",
         rates={"name": "exponential", "gamma": 0.5},
     )
-    assert play(simulator, 3)["layers"]["rate"][1] == [0.01 / 4] * len(simulation.layers)
-    assert play(simulator, 1)["layers"]["rate"][3] == [0.01 / 8] * len(simulation.layers)
+    assert play(simulator, 3)["layers"]["rate"][1] == [0.01 / 4] * len(simulation.plan.layers)
+    assert play(simulator, 1)["layers"]["rate"][3] == [0.01 / 8] * len(simulation.plan.layers)
 
 
 def test_momentum_that_a_schedule_sets_is_that_of_those_who_are_there(faulty):
@@ -227,11 +233,11 @@ def test_momentum_that_a_schedule_sets_is_that_of_those_who_are_there(faulty):
     play(simulator, 4)
     calm = faulty("crash node=0 round=12", rates={"name": "one_cycle", "horizon": 12})
     play(calm[0], 4)
-    assert simulation.used_momentum == calm[1].used_momentum
+    assert simulation.momentum(simulation.exchange.present(5)) == calm[1].momentum(range(5))
 
 
 def test_isolated_nodes_adapt_as_they_do_without_faults(faulty):
     simulator, simulation = faulty("crash node=0 round=3", topology={"name": "isolated"})
     play(simulator, 4)
-    assert len(simulation.rates.own[1].history.divergence) == 3
-    assert len(simulation.rates.own[0].history.divergence) == 2
+    assert len(simulation.state.rates.own[1].history.divergence) == 3
+    assert len(simulation.state.rates.own[0].history.divergence) == 2

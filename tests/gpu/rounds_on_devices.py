@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from feda2l.simulate.simulator import Simulator
 
 from feda2l.round.population import Population
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded, load_data
+from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def rounds(spec: dict[str, Any], count: int, device: str) -> tuple[Population, l
     engine = populate([run])
     population = engine.population
     engine.start(0)
-    simulated = Simulator(engine, [run.simulation]).rounds()
+    simulated = RoundLoop(engine, [run.live]).rounds()
     records = [next(simulated)[0].record for _ in range(count)]
     engine.close()
     return population, records, run  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from torch import nn
 
 import feda2l
 from feda2l import data
-from feda2l.algorithms import ALGORITHMS
+from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.runs.assemble import assemble, populate
 from feda2l.runs.datasets import Loaded
 from feda2l.simulate.search import search
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 # CHOCO's top-k and FedYogi's sign pick by comparisons, which rounding can turn: the values then differ a little more
 LOOSE = {"choco": 2e-3, "fedyogi": 1e-3}
-PLAIN = [name for name, kind in ALGORITHMS.items() if not kind.searches]
+PLAIN = [name for name, kind in ALGORITHMS.items() if kind.rate_search is Algorithm.rate_search]
 LOCAL = ["fedprox", "fedntd", "dfedsam", "qg_dsgdm", "gradient_tracking"]
 
 
@@ -44,8 +44,8 @@ def test_rounds_equal_the_cpus(name: str) -> None:
         gpu, found, run = rounds(chosen(name, {"runtime": {"engine": engine}}), 3, "cuda")
         assert difference(cpu.base, gpu.base) < LOOSE.get(name, 1e-5), engine
         assert found[-1]["bytes_sent"] == records[-1]["bytes_sent"]
-        for key, values in run.simulation.notes.items():
-            torch.testing.assert_close(values, expected.simulation.notes[key], rtol=1e-3, atol=1e-6, equal_nan=True)
+        for key, values in run.live.state.notes.items():
+            torch.testing.assert_close(values, expected.live.state.notes[key], rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["fedntd", "dfedsam", "fedprox"])
@@ -112,6 +112,6 @@ def test_a_search_finds_what_the_cpu_finds() -> None:
         run = assemble(Spec.parse(spec), Loaded.of(data.load("digits"), place))
         engine = populate([run])
         engine.start(0)
-        found[device] = search(engine, run.simulation)["rates"]
+        found[device] = search(engine, run.live)["rates"]
         engine.close()
     assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-3)

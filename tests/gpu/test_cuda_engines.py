@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from feda2l.simulate.simulator import Simulator
 from rounds_on_devices import CPU, SMALL, difference, merged, rounds
 
 import feda2l
 from feda2l import data
-from feda2l.engines import population as population_module
 from feda2l.engines.engine import Engine, ScoreJob
+from feda2l.round import population as population_module
 from feda2l.round.population import Population
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
+from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
 from feda2l.studies.api import study
 
@@ -81,12 +81,12 @@ def test_a_round_in_float64_equals_the_cpus(optimizer: str) -> None:
         run = assemble(Spec.parse(spec), Loaded.of(images, place))
         run.model.double()
         population = Population(run.model, 4, 1, optimizer, device=place, dtype=torch.float64)
-        run.simulation.join(population, 0, 0)
+        run.live.join(population, 0, 0)
         for node in range(4):
             population.place(node, run.model)
         engine = _float64_engine(run, population)
         engine.start(0)
-        next(Simulator(engine, [run.simulation]).rounds())
+        next(RoundLoop(engine, [run.live]).rounds())
         states[device] = population.base.clone()
     assert difference(states["cpu"], states["cuda"]) < 1e-9
 
@@ -94,7 +94,7 @@ def test_a_round_in_float64_equals_the_cpus(optimizer: str) -> None:
 def _float64_engine(run: Assembled, population: Population) -> Engine:
     from feda2l.engines.engine import Rows
 
-    member = run.simulation.member
+    member = run.live.plan.member
     normalise = member.training.samples.normalise
     if population.device == CPU:
         samples = replace(member.training.samples, normalise=lambda x: normalise(x).double())
@@ -199,7 +199,7 @@ def test_models_that_are_scored_together_score_as_each_alone(precision: str) -> 
     run = assemble(spec, Loaded.of(data.load("digits"), torch.device("cuda", 0)))
     engine = populate([run])
     engine.start(0)
-    next(Simulator(engine, [run.simulation]).rounds())
+    next(RoundLoop(engine, [run.live]).rounds())
     jobs = [ScoreJob(node, 0, node, local=local) for local in (False, True) for node in range(nodes)]
     jobs.insert(3, ScoreJob(0, 0, None, local=False))  # the mean model
     together, alone = engine.score(jobs), CudaEngine.score(engine, jobs)  # type: ignore[arg-type]

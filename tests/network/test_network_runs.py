@@ -63,7 +63,7 @@ def test_the_records_hold_every_node_s_time_and_the_last_one_s(tmp_path, digits)
     )
     message = done.folder.read()[0]["nodes"]["bytes_sent"][0] / 5
     batch = done.spec.training.batch_size
-    samples = [len(shard) // batch * batch for shard in assemble(done.spec, digits).simulation.member.shards]
+    samples = [len(shard) // batch * batch for shard in assemble(done.spec, digits).live.plan.member.shards]
     longest = max(samples)
     # 5 ms a sample; five messages share 1,000,000 bytes a second
     each = 0.005 * longest + 0.5 + 5 * message / 1e6
@@ -127,14 +127,14 @@ def test_there_are_at_least_as_many_as_asked_for():
 
 def test_who_rests_keeps_its_model_and_its_rates_and_is_scored_all_the_same(start):
     simulator = start({**SPEC, "network": {"participation": 0.5}})
-    (simulation,) = simulator.simulations
-    population, layers = simulation.population, len(simulation.layers)
+    (simulation,) = simulator.runs
+    population, layers = simulation.state.population, len(simulation.plan.layers)
     rounds = simulator.rounds()
     for round in range(1, 6):
         before = population.base.clone()
         (completed,) = next(rounds)
         record = completed.record
-        there = list(simulation.present(round))
+        there = list(simulation.exchange.present(round))
         rests = [node for node in range(6) if node not in there]
         assert len(there) == 3
         assert (population.base[rests] == before[rests]).all()
@@ -145,11 +145,10 @@ def test_who_rests_keeps_its_model_and_its_rates_and_is_scored_all_the_same(star
         for node in rests:
             assert record["layers"]["sigma"][node] == record["layers"]["rate"][node] == [None] * layers
     # who was there observed, and nobody else: histories are as long as the rounds that a node mixed in
-    state = simulation.rates.state_dict()
+    state = simulation.state.rates.state_dict()
     for node in range(6):
         mixed = sum(
-            node in simulation.present(round) and node not in simulation.schedule.round(round).alone
-            for round in range(1, 6)
+            node in simulation.exchange.mixed(round, simulation.exchange.present(round)) for round in range(1, 6)
         )
         assert len(state[f"{node}.divergence_history"]) == min(mixed, 3)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from feda2l.peer.peer import Peer
 from torch import Tensor
 
 from feda2l.peer.config import NodeConfig
@@ -29,13 +28,11 @@ class Hostile:
 
     def __init__(self, file: Path, stolen: Mapping[str, Identity]) -> None:
         config = NodeConfig.load(file)
-        assembled = assemble_node(config, None, RunFolder(config.state))
+        assembled, exchange = assemble_node(config, None, RunFolder(config.state))
         engine = populate([assembled])
-        peer = assembled.simulation
-        assert isinstance(peer, Peer)
-        peer.make_template()
-        self.template: Template = peer.template
-        self.model = {name: values.clone() for name, values in peer._named(peer._draft())}
+        exchange.make_template(assembled.live)
+        self.template: Template = exchange.template
+        self.model = {name: values.clone() for name, values in exchange.example(assembled.live).items()}
         engine.close()
         assert config.security is not None
         authority = Authority.load(config.security.ca)

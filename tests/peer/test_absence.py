@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from feda2l.peer.peer import Peer
 from networks import configs
 from torch import Tensor
 
+from feda2l.equations import Signals
 from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
 from feda2l.peer.courier import Facts
+from feda2l.peer.exchange import OverNetwork
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.node import assemble_node
 from feda2l.records.run_folder import RunFolder
+from feda2l.round.adapt import Adapted, adapt, first_non_finite
+from feda2l.round.aggregate import aggregate
+from feda2l.round.run import LiveRun
 from feda2l.runs.assemble import populate
 from feda2l.wire.message import PROTOCOL, Head
 
@@ -30,13 +34,34 @@ THEIRS = {1: 1.0, 2: 2.0, 3: 4.0}
 SAMPLES = {1: 100, 2: 300, 3: 50}
 
 
+class Peer:
+    """A node's run and its exchange, round by round without training."""
+
+    def __init__(self, live: LiveRun, exchange: OverNetwork) -> None:
+        self.live, self.exchange = live, exchange
+
+    def mix(self) -> bool:
+        """The exchanges of a round; False if it took over the others' state."""
+        self.exchange.begin(self.live, [0])
+        return aggregate(self.live, [0])
+
+    def finish_round(self) -> Adapted:
+        """A round after its training."""
+        live, state = self.live, self.live.state
+        sigma = live.reductions.divergence(state.base, state.trained)
+        assert first_non_finite(live, [0], [1.0], sigma) is None
+        jumped = not self.mix()
+        zeta = live.reductions.stability(state.trained, state.base)
+        return adapt(live, [0], Signals(sigma, zeta), jumped=jumped)[0]
+
+
 class Mail:
     """A courier whose neighbours say what a test wants: all parameters of node j are `values[j]`, exchange after
     exchange; who is in `gone` at an exchange has no payload any more.
     """
 
     def __init__(self, peer: Peer, samples: int) -> None:
-        self.peer = peer
+        self.peer, self.meddler = peer, None
         self.facts = Facts("run", "n0", "0" * 64, samples=samples, steps=1, degree=3, heard_by=3)
         self.neighbours = {
             j: Neighbour(NeighbourConfig(name=f"n{j}", id=j, address="localhost:1"), DeadlineConfig(), LimitsConfig())
@@ -60,7 +85,7 @@ class Mail:
         }
 
     def head(self, j: int, round: int, step: int = 0) -> Head:
-        size = self.peer.template.limit
+        size = self.peer.exchange.template.limit
         return Head(PROTOCOL, "run", round, step, f"n{j}", "0" * 64, "0" * 64, size, SAMPLES[j], 1, 3, 3)
 
     def load(self, neighbour: Neighbour, head: Head, template: Any, most: float) -> dict[str, Tensor] | None:
@@ -77,14 +102,13 @@ def make(tmp_path: Path) -> Iterator[Callable[..., tuple[Peer, Mail]]]:
 
     def peer(**changes: Any) -> tuple[Peer, Mail]:
         config = configs(SPEC | changes, tmp_path)[0]
-        assembled = assemble_node(config, None, RunFolder(config.state))
+        assembled, exchange = assemble_node(config, None, RunFolder(config.state))
         engines.append(populate([assembled]))
-        made = assembled.simulation
-        assert isinstance(made, Peer)
-        made.make_template()
-        mail = Mail(made, len(made.member.shards[0]))
-        made.courier = mail  # type: ignore[assignment]
-        made.population.trained.fill_(OWN)
+        made = Peer(assembled.live, exchange)
+        exchange.make_template(assembled.live)
+        mail = Mail(made, len(assembled.live.plan.member.shards[0]))
+        exchange.courier = mail  # type: ignore[assignment]
+        assembled.live.state.trained.fill_(OWN)
         return made, mail
 
     yield peer
@@ -94,7 +118,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., tuple[Peer, Mail]]]:
 
 def parameters(peer: Peer) -> Tensor:
     """All parameters of the node's base, without padding."""
-    return peer.population.base[0][peer.parameter_columns]
+    return peer.live.state.base[0][peer.live.parameter_columns]
 
 
 def everywhere(peer: Peer, value: float) -> None:
@@ -119,7 +143,7 @@ def test_who_is_absent_has_no_weight_and_the_others_share_it(make, absent, how):
     setattr(mail, how, {0: set(absent)})
     peer.mix()
     everywhere(peer, mean(OWN, without(*absent), size=mail.facts.samples))
-    assert peer.heard == tuple(without(*absent))
+    assert peer.exchange.heard == tuple(without(*absent))
     if absent == (1, 3) and how == "gone":
         assert mail.asked == [1, 2, 3, 2]  # 1 is gone at once, 3 after 2 was added: 2 is asked once more
 
@@ -128,7 +152,7 @@ def test_who_is_absent_has_no_weight_and_the_others_share_it(make, absent, how):
 def test_metropolis_gives_the_missing_share_to_itself(make, absent, own):
     """All have three neighbours: 1/4 each, and what the absent would get is the node's own."""
     peer, mail = make(topology={"name": "full", "weights": "metropolis"})
-    peer.listen({neighbour: mail.head(j, 1) for j, neighbour in mail.neighbours.items()})  # it knows of all
+    peer.exchange.listen({neighbour: mail.head(j, 1) for j, neighbour in mail.neighbours.items()})  # it knows of all
     mail.gone = {0: set(absent)}
     peer.mix()
     everywhere(peer, own * OWN + sum(THEIRS[j] / 4 for j in without(*absent)))
@@ -167,38 +191,37 @@ def test_a_message_of_another_exchange_is_not_mixed(make):
 # --- rates ------------------------------------------------------------------------------------------------------------
 
 
-def go_on(peer: Peer) -> dict[str, Any]:
-    """A round after its training."""
-    sigma = peer.divergence([1.0])
-    peer.mix()
-    return peer.adapt(sigma)
-
-
 def history(peer: Peer) -> int:
-    return len(peer.rates.state_dict()["divergence_history"])
+    return len(peer.live.state.rates.state_dict()["divergence_history"])
 
 
 def test_nothing_mixed_is_no_observation_and_the_rates_stay(make):
     peer, mail = make()
     for _ in range(3):
-        go_on(peer)
-    rates, multiplier, observed = peer.rates.rates.clone(), peer.rates.multiplier.clone(), history(peer)
-    before = {key: value.clone() for key, value in peer.rates.state_dict().items()}
+        peer.finish_round()
+    rates, multiplier, observed = (
+        peer.live.state.rates.rates.clone(),
+        peer.live.state.rates.multiplier.clone(),
+        history(peer),
+    )
+    before = {key: value.clone() for key, value in peer.live.state.rates.state_dict().items()}
     mail.silent = {0: {1, 2, 3}}
-    layers = go_on(peer)
-    assert peer.round == 4
-    assert peer.heard == ()
+    layers = peer.finish_round()
+    assert peer.live.state.round == 4
+    assert peer.exchange.heard == ()
     everywhere(peer, OWN)  # what it trained, and nothing else
-    assert torch.equal(peer.rates.rates, rates)
-    assert torch.equal(peer.rates.multiplier, multiplier)
+    assert torch.equal(peer.live.state.rates.rates, rates)
+    assert torch.equal(peer.live.state.rates.multiplier, multiplier)
     assert history(peer) == observed
-    for key, value in peer.rates.state_dict().items():
+    for key, value in peer.live.state.rates.state_dict().items():
         assert torch.equal(value, before[key]), key
-    assert layers["zeta"] == [[None] * len(peer.layers)]
+    assert layers.zeta == [None] * len(peer.live.plan.layers)
     mail.silent = {}
-    go_on(peer)
-    assert peer.round == 5
-    assert not torch.equal(peer.rates.rates, rates)  # with the network's round in the decay, it observes again
+    peer.finish_round()
+    assert peer.live.state.round == 5
+    assert not torch.equal(
+        peer.live.state.rates.rates, rates
+    )  # with the network's round in the decay, it observes again
 
 
 @pytest.mark.parametrize("rule", ["exponential", "cosine", "step"])
@@ -206,13 +229,13 @@ def test_a_schedule_follows_the_round_whoever_is_there(make, rule):
     peer, mail = make(rates={"name": rule, "base": 0.05})
     with_all = []
     for _ in range(4):
-        go_on(peer)
-        with_all.append(peer.rates.rates.clone())
+        peer.finish_round()
+        with_all.append(peer.live.state.rates.rates.clone())
     alone, mail = make(rates={"name": rule, "base": 0.05})
     mail.silent = {0: {1, 2, 3}}
     for expected in with_all:
-        go_on(alone)
-        assert torch.equal(alone.rates.rates, expected)
+        alone.finish_round()
+        assert torch.equal(alone.live.state.rates.rates, expected)
 
 
 # --- coming back ------------------------------------------------------------------------------------------------------
@@ -221,49 +244,49 @@ def test_a_schedule_follows_the_round_whoever_is_there(make, rule):
 def test_who_lags_takes_over_the_mean_with_its_own_state(make):
     peer, mail = make()
     for _ in range(3):
-        go_on(peer)
-    observed, rates = history(peer), peer.rates.rates.clone()
+        peer.finish_round()
+    observed, rates = history(peer), peer.live.state.rates.rates.clone()
     mail.rounds = {1: 9, 2: 8, 3: 4}  # 3 is as late as we are: its state is old
-    layers = go_on(peer)
+    layers = peer.finish_round()
     everywhere(peer, mean(OWN, without(3), size=mail.facts.samples))
-    assert peer.round == 7  # it goes on with the round that the lower of the two ahead is in
-    assert peer.jumped
-    assert peer.heard == (1, 2)
+    assert peer.live.state.round == 7  # it goes on with the round that the lower of the two ahead is in
+    assert peer.exchange.jumped
+    assert peer.exchange.heard == (1, 2)
     assert history(peer) == observed
-    assert torch.equal(peer.rates.rates, rates)
-    assert layers["zeta"] == [[None] * len(peer.layers)]
+    assert torch.equal(peer.live.state.rates.rates, rates)
+    assert layers.zeta == [None] * len(peer.live.plan.layers)
     mail.rounds = {}
-    go_on(peer)
-    assert (peer.round, peer.jumped) == (8, False)
+    peer.finish_round()
+    assert (peer.live.state.round, peer.exchange.jumped) == (8, False)
 
 
 def test_who_was_gone_takes_over_the_mean_without_its_own_state(make):
     peer, mail = make()
     heads = {neighbour: mail.head(j, {1: 9, 2: 8, 3: 4}[j]) for j, neighbour in mail.neighbours.items()}
-    assert peer.is_behind(heads, peer.round)
-    assert peer.take_over(heads)
+    assert peer.exchange.is_behind(peer.live, heads, peer.live.state.round)
+    assert peer.exchange.take_over(peer.live, heads)
     everywhere(peer, mean(OWN, without(3)))
-    assert peer.round == 8  # of 9, 8 and 4: no single one says how far the network is
+    assert peer.live.state.round == 8  # of 9, 8 and 4: no single one says how far the network is
 
 
 def test_who_was_gone_takes_over_with_metropolis_weights_that_sum_to_one(make):
     peer, mail = make(topology={"name": "full", "weights": "metropolis"})
-    assert peer.take_over({neighbour: mail.head(j, 9) for j, neighbour in mail.neighbours.items()})
+    assert peer.exchange.take_over(peer.live, {neighbour: mail.head(j, 9) for j, neighbour in mail.neighbours.items()})
     everywhere(peer, sum(THEIRS.values()) / 3)
 
 
 def test_who_comes_back_at_the_end_still_takes_part_in_the_last_round(make):
     """Else nothing would be written down, nor scored, of a run that is over."""
     peer, mail = make()
-    assert peer.take_over({neighbour: mail.head(j, 50) for j, neighbour in mail.neighbours.items()})
-    assert peer.round == 49
-    assert peer.active
+    assert peer.exchange.take_over(peer.live, {neighbour: mail.head(j, 50) for j, neighbour in mail.neighbours.items()})
+    assert peer.live.state.round == 49
+    assert peer.live.active
 
 
 def test_a_payload_gone_while_taking_over_is_left_out(make):
     peer, mail = make()
     mail.gone = {0: {2}}
-    assert peer.take_over({neighbour: mail.head(j, 9) for j, neighbour in mail.neighbours.items()})
+    assert peer.exchange.take_over(peer.live, {neighbour: mail.head(j, 9) for j, neighbour in mail.neighbours.items()})
     everywhere(peer, mean(OWN, without(2)))
 
 
@@ -271,28 +294,28 @@ def test_a_take_over_that_comes_to_nothing_loses_no_training(make):
     """All who are ahead vanish before they are asked: the round ends as one that nobody came to."""
     peer, mail = make()
     mail.rounds, mail.gone = {1: 9, 2: 9, 3: 9}, {0: {1, 2, 3}}
-    go_on(peer)
+    peer.finish_round()
     everywhere(peer, OWN)
-    assert peer.round == 1
-    assert not peer.jumped
+    assert peer.live.state.round == 1
+    assert not peer.exchange.jumped
 
 
 def test_who_lags_behind_a_network_that_is_done_is_done_too(make):
     """Alone it would only unlearn what it has not seen itself."""
     peer, mail = make()
     mail.rounds = {1: 50, 2: 50, 3: 49}
-    go_on(peer)
+    peer.finish_round()
     everywhere(peer, mean(OWN, SAMPLES, size=mail.facts.samples))
-    assert peer.round == 50
-    assert not peer.active
+    assert peer.live.state.round == 50
+    assert not peer.live.active
 
 
 def test_one_round_before_the_end_is_behind_too(make):
     """The others need no message of ours any more, and theirs of our round are gone."""
     peer, mail = make()
-    peer.round = 48
+    peer.live.state.round = 48
     mail.rounds = {1: 50, 2: 50, 3: 50}
-    assert peer.is_behind(mail.heads(49, 0), 49)
-    assert not peer.is_behind(mail.heads(50, 0), 50)
+    assert peer.exchange.is_behind(peer.live, mail.heads(49, 0), 49)
+    assert not peer.exchange.is_behind(peer.live, mail.heads(50, 0), 50)
     mail.rounds = {1: 49, 2: 49, 3: 49}
-    assert not peer.is_behind(mail.heads(48, 0), 48)
+    assert not peer.exchange.is_behind(peer.live, mail.heads(48, 0), 48)

@@ -9,7 +9,7 @@ from feda2l.layers import Layer, find_layers
 from feda2l.models import build
 from feda2l.rates import RULES
 from feda2l.rates.base import Measure
-from feda2l.round import adapt
+from feda2l.round import signals
 from feda2l.round.layout import Layout
 from feda2l.round.signals import LayerReductions
 
@@ -76,7 +76,7 @@ def measured(layout: Layout, layers: list[Layer], measure: Measure, rows: Tensor
 @pytest.mark.parametrize(("dtype", "rel"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("block", [1 << 20, 200])
 def test_signals_are_the_equations_layer_by_layer(measure, dtype, rel, block, monkeypatch):
-    monkeypatch.setattr(adapt, "BLOCK", block)
+    monkeypatch.setattr(signals, "BLOCK", block)
     layout = Layout.of(Odd())
     base, trained, aggregated = states(layout, dtype)
     columns = LayerReductions(layout, ODD_LAYERS, measure)

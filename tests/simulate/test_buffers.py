@@ -55,7 +55,7 @@ def ring_weights(sizes: list[int]) -> Tensor:
 def trained_buffers(start, settings: dict) -> dict[str, Tensor]:
     """The statistics as training leaves them, before any mixing."""
     simulator = start(settings)
-    simulator.engine.train(simulator.simulations[0].jobs())
+    simulator.engine.train(simulator.runs[0].jobs())
     return {name: values.clone() for name, values in simulator.engine.population.buffers.items()}
 
 
@@ -69,7 +69,7 @@ def test_average_mixes_the_statistics_with_the_rounds_own_weights(start, module)
     before = trained_buffers(start, settings)
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
-    sizes = [len(shard) for shard in simulator.simulations[0].member.shards]
+    sizes = [len(shard) for shard in simulator.runs[0].plan.member.shards]
     assert len(set(sizes)) > 1
     W = ring_weights(sizes)
     for name in STATISTICS:
@@ -113,7 +113,7 @@ def test_recalibrate_is_a_cumulative_pass_over_the_nodes_own_samples(start, modu
     settings = spec(name, "recalibrate", data={"nodes": nodes, "alpha": 1.0}, topology={"name": "full"})
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
-    population, member = simulator.engine.population, simulator.simulations[0].member
+    population, member = simulator.engine.population, simulator.runs[0].plan.member
     model = copy.deepcopy(start_of(settings))
     x = member.training.samples.normalise(member.training.samples.x)
     for node in range(nodes):
@@ -136,7 +136,7 @@ def test_recalibrate_never_meets_a_batch_of_one_sample(start, module):
     fraction = (EVALUATION_BATCH + 1) / 1438
     data = {"nodes": 1, "partition": "iid", "train_fraction": fraction}
     simulator = start(spec(f"{module(NET)}:Net", "recalibrate", data=data, topology={"name": "full"}))
-    assert len(simulator.simulations[0].member.shards[0]) == EVALUATION_BATCH + 1
+    assert len(simulator.runs[0].plan.member.shards[0]) == EVALUATION_BATCH + 1
     list(simulator.rounds())
     assert simulator.engine.population.buffers["norm.num_batches_tracked"].tolist() == [2]
 
@@ -159,7 +159,7 @@ def test_averaged_nodes_of_a_full_graph_hold_one_model_whatever_they_counted(sta
     ((completed,),) = simulator.rounds()
     counts = simulator.engine.population.buffers[COUNTS[0]].tolist()
     assert len(set(counts)) > 1
-    assert simulator.simulations[0].same == [0, 0, 0, 0]
+    assert simulator.runs[0].compared.same == [0, 0, 0, 0]
     assert len(asked) == 1  # it answers for all nodes and is their mean
     assert completed.record["nodes"]["accuracy"] == [completed.record["mean_model_accuracy"]] * 4
 
@@ -168,7 +168,7 @@ def test_every_node_is_scored_with_its_own_statistics_and_the_mean_model_with_th
     settings = spec(f"{module(NET)}:Net", "local", topology={"name": "full"})
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
-    population, member = simulator.engine.population, simulator.simulations[0].member
+    population, member = simulator.engine.population, simulator.runs[0].plan.member
     assert torch.equal(population.base[0], population.base[3])  # a full graph: the parameters are equal
     model = start_of(settings).eval()
     x, y, normalise = member.test.x, member.test.y, member.test.normalise

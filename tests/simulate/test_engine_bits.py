@@ -5,14 +5,15 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from feda2l.simulate.simulator import Simulator
 from torch import Tensor
 
 from feda2l.engines.engine import Rows, Score, ScoreJob
 from feda2l.engines.stacked import Stacked
 from feda2l.models import build
+from feda2l.round.compare import compare
 from feda2l.round.population import point
 from feda2l.round.train import Hyperparameters
+from feda2l.simulate.loop import RoundLoop
 
 NODES = 10
 PERCEPTRONS = {
@@ -33,9 +34,9 @@ def spec(model: str = "mlp", **training) -> dict:
     }
 
 
-def train(simulator: Simulator, chosen: list[int], rounds: int = 2) -> dict[int, dict[str, Tensor]]:
+def train(simulator: RoundLoop, chosen: list[int], rounds: int = 2) -> dict[int, dict[str, Tensor]]:
     """Train these rows for some rounds without mixing, every row with rates and a momentum of its own."""
-    population, simulation = simulator.engine.population, simulator.simulations[0]
+    population, simulation = simulator.engine.population, simulator.runs[0]
     for round in range(1, rounds + 1):
         jobs = [
             job._replace(
@@ -71,7 +72,7 @@ def test_stacked_rows_have_the_bits_they_have_alone(start, module, model, optimi
     settings = spec(model, optimizer=optimizer, weight_decay=weight_decay, drop_last=drop_last)
     simulator = start(settings)
     assert isinstance(simulator.engine, Stacked)
-    shards = [len(shard) for shard in simulator.simulations[0].member.shards]
+    shards = [len(shard) for shard in simulator.runs[0].plan.member.shards]
     assert len({size // 10 for size in shards}) > 4  # rows drop out one after another
     assert len({size % 10 for size in shards}) > 2  # and last batches differ in size
     together = train(simulator, list(range(NODES)))
@@ -135,7 +136,7 @@ def test_stacked_rows_have_the_same_bits_for_any_number_of_workers(start, worker
     assert_same_bits(train(start(spec(), workers=workers), list(range(NODES))), expected)
 
 
-def plain_score(simulator: Simulator, job: ScoreJob) -> Score:
+def plain_score(simulator: RoundLoop, job: ScoreJob) -> Score:
     """Loss and right answers by a loop over single pictures' outputs."""
     samples, chosen = simulator.engine.samples(job)
     name = "small_cnn" if any(p.dim() == 4 for p in simulator.engine.model.parameters()) else "mlp"
@@ -157,8 +158,8 @@ def plain_score(simulator: Simulator, job: ScoreJob) -> Score:
 def test_scores_are_those_of_a_plain_loop(start, model, engine):
     settings = spec(model) | {"runtime": {"engine": engine}, "data": {"nodes": 3, "alpha": 1.0}}
     simulator = start(settings | {"model": {"name": model, "init": "per_node"}})
-    simulation = simulator.simulations[0]
-    simulation.compare()  # writes the mean model
+    simulation = simulator.runs[0]
+    compare(simulation)  # writes the mean model
     jobs = [ScoreJob(0, 0, 0, local=False), ScoreJob(2, 0, 2, local=False), ScoreJob(0, 0, None, local=False)]
     jobs += [ScoreJob(node, 0, node, local=True) for node in range(3)]
     for job, score in zip(jobs, simulator.engine.score(jobs), strict=True):
@@ -170,7 +171,7 @@ def test_scores_are_those_of_a_plain_loop(start, model, engine):
 def test_evaluation_in_pieces_counts_every_sample_once(start):
     """1,438 training pictures are no multiple of the evaluation batch."""
     simulator = start(spec() | {"runtime": {"engine": "rows"}, "data": {"nodes": 1, "train_fraction": 0.2}})
-    member = simulator.simulations[0].member
+    member = simulator.runs[0].plan.member
     assert len(member.local[0]) > 1000
     (score,) = simulator.engine.score([ScoreJob(0, 0, 0, local=True)])
     expected = plain_score(simulator, ScoreJob(0, 0, 0, local=True))

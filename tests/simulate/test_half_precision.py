@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from feda2l.simulate.simulator import Simulator
 from torch import Tensor, nn
 
 from feda2l.engines.engine import EVALUATION_BATCH, Rows, ScoreJob, recalibrate_statistics
 from feda2l.round.population import point
 from feda2l.round.train import in_half
+from feda2l.simulate.loop import RoundLoop
 
 ULP = 2.0**-7  # of bf16 between 1 and 2
 
@@ -41,7 +41,7 @@ class Normed(nn.Module):
         return self.head(F.relu(self.norm(self.conv(x))).flatten(1))
 
 
-def simulator(start, precision: str, **more) -> Simulator:
+def simulator(start, precision: str, **more) -> RoundLoop:
     spec = {
         "data": {"nodes": 3, "alpha": 10.0},
         "model": {"name": f"{__name__}:Normed"},
@@ -69,7 +69,7 @@ def half(model: nn.Module, inputs: Tensor) -> Tensor:
 
 def test_a_step_is_one_of_torchs_own_mixed_precision(start):
     made = simulator(start, "bf16", training={"batch_size": 50})
-    job = made.simulations[0].jobs()[1]
+    job = made.runs[0].jobs()[1]
     member = made.engine.members[0]
     model = whole_model(made.engine, 1).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -108,7 +108,7 @@ def test_statistics_are_estimated_from_what_the_model_computes_in_half_precision
     member = made.engine.members[0]
     model = whole_model(made.engine, 0)
     recalibrate_statistics(model, member.shards[0], member.training.samples.inputs, half)
-    made.engine.recalibrate([made.simulations[0].jobs()[0]])
+    made.engine.recalibrate([made.runs[0].jobs()[0]])
     assert torch.equal(made.engine.population.buffers["norm.running_var"][0], model.norm.running_var)
     whole = whole_model(made.engine, 0)
     recalibrate_statistics(whole, member.shards[0], member.training.samples.inputs)

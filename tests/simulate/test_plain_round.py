@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feda2l.engines.engine import Member
 from feda2l.layers import layer_groups
 from feda2l.reference import States, algorithm_1
+from feda2l.round.run import Member
 from feda2l.runs.assemble import assemble
 from feda2l.spec.spec import Spec
 
@@ -152,7 +152,7 @@ def test_fifteen_rounds_are_those_of_a_plain_loop(start, module, digits, topolog
     settings = spec(f"{module(TINY)}:make", topology, preset, **training) | {"runtime": {"engine": "rows"}}
     template = copy.deepcopy(assemble(Spec.parse(settings), digits).model)
     simulator = start(settings)
-    member, layout = simulator.simulations[0].member, simulator.engine.population.layout
+    member, layout = simulator.runs[0].plan.member, simulator.engine.population.layout
     assert len({len(shard) for shard in member.shards}) == 4  # sample weights matter
     for expected, ((_, record, _),) in zip(plain(settings, member, template), simulator.rounds(), strict=True):
         for node in range(4):
@@ -189,6 +189,6 @@ def test_rates_are_algorithm_1_on_the_states_of_the_run(start, module, engine, p
         expected = algorithm_1(history[node], base_lr=0.01, warmup_rounds=4, window=3, decay=0.3, preset=preset)
         for round in range(ROUNDS):
             assert used[round][node] == pytest.approx(list(expected[round].values()), rel=1e-4)
-        assert simulator.simulations[0].rates.rates[node].tolist() == pytest.approx(
+        assert simulator.runs[0].state.rates.rates[node].tolist() == pytest.approx(
             list(expected[ROUNDS].values()), rel=1e-4
         )

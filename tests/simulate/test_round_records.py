@@ -18,11 +18,11 @@ def spec(rounds: int = 2, **more) -> dict:
 
 def records(simulator) -> list[list[dict]]:
     """The records of each run of the pack."""
-    found: list[list[dict]] = [[] for _ in simulator.simulations]
+    found: list[list[dict]] = [[] for _ in simulator.runs]
     for completed in simulator.rounds():
         for done in completed:
             if done.record:
-                found[done.simulation.number].append(done.record)
+                found[done.run.number].append(done.record)
     return found
 
 
@@ -78,7 +78,7 @@ def accuracy(simulator, row: Tensor, x: Tensor, y: Tensor) -> float:
 @pytest.mark.parametrize("engine", ["auto", "rows"])
 def test_ring_records_are_a_hand_calculation(start, engine):
     simulator = start(spec(3, topology={"name": "ring"}, runtime={"engine": engine}))
-    member = simulator.simulations[0].member
+    member = simulator.runs[0].plan.member
     x, y = member.test.normalise(member.test.x), member.test.y
     for ((_, record, _),) in simulator.rounds():
         rows = simulator.engine.population.base.double()
@@ -106,8 +106,8 @@ def test_ring_records_are_a_hand_calculation(start, engine):
 def test_accuracy_by_class_averages_to_the_accuracy(start):
     simulator = start(spec(3, topology={"name": "ring"}))
     *_, last = records(simulator)[0]
-    scores = simulator.evaluate(simulator.simulations[0])
-    counts = torch.bincount(simulator.simulations[0].member.test.y).tolist()
+    scores = simulator.evaluate(simulator.runs[0])
+    counts = torch.bincount(simulator.runs[0].plan.member.test.y).tolist()
     weighted = sum(share * count for share, count in zip(scores["class_accuracy"], counts, strict=True))
     assert weighted / sum(counts) == pytest.approx(last["accuracy"], abs=1e-12)
     assert len(set(scores["class_accuracy"])) > 1
@@ -119,7 +119,7 @@ def test_accuracy_by_class_averages_to_the_accuracy(start):
 def test_local_evaluation_is_on_what_a_node_holds_and_does_not_train_on(start, engine, on):
     simulator = start(spec(1, evaluation={"on": on}, topology={"name": "ring"}, runtime={"engine": engine}))
     ((record,),) = records(simulator)
-    member = simulator.simulations[0].member
+    member = simulator.runs[0].plan.member
     samples = member.training.samples
     each = []
     for node, (own, rest) in enumerate(zip(member.shards, member.local, strict=True)):
@@ -178,7 +178,7 @@ def test_a_run_that_diverges_ends_alone_and_names_where(start, engine):
     sound, wild = spec(3, runtime=runtime), spec(3, runtime=runtime, rates={"name": "constant", "base": 1e6})
     simulator = start(wild, sound)
     failed, kept = records(simulator)
-    where = simulator.simulations[0].diverged
+    where = simulator.runs[0].diverged
     assert where is not None
     assert where.round == len(failed) + 1
     assert 0 <= where.node < NODES

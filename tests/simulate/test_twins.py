@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from feda2l.simulate.simulator import Simulator
 from torch import Tensor, nn
 
+from feda2l.simulate.loop import RoundLoop
 from feda2l.simulate.twins import shares_left
 
-Start = Callable[..., Simulator]
+Start = Callable[..., RoundLoop]
 NODES = 4
 NET = """
 class Net(nn.Sequential):
@@ -35,7 +35,7 @@ def spec(rounds: int = 4, **more: Any) -> dict[str, Any]:
     return {"rounds": rounds, "data": {"nodes": NODES, "alpha": 1.0}, "rates": {"name": "constant"}} | more
 
 
-def run(simulator: Simulator) -> tuple[list[list[dict[str, Any]]], list[list[int]], list[int]]:
+def run(simulator: RoundLoop) -> tuple[list[list[dict[str, Any]]], list[list[int]], list[int]]:
     """The records of each run; which runs trained in each round, and how many models were scored."""
     engine = simulator.engine
     train, score = engine.train, engine.score
@@ -49,11 +49,11 @@ def run(simulator: Simulator) -> tuple[list[list[dict[str, Any]]], list[list[int
 
     engine.train = counted  # type: ignore[method-assign]
     engine.score = lambda jobs: (scored.append(len(jobs)), score(jobs))[1]  # type: ignore[method-assign, func-returns-value]
-    found: list[list[dict[str, Any]]] = [[] for _ in simulator.simulations]
+    found: list[list[dict[str, Any]]] = [[] for _ in simulator.runs]
     for completed in simulator.rounds():
         for done in completed:
             assert done.record is not None
-            found[done.simulation.number].append(done.record)
+            found[done.run.number].append(done.record)
     return found, trained, scored
 
 
@@ -99,7 +99,7 @@ def test_runs_that_mix_differently_part_after_the_first_round(start: Start) -> N
 
 def test_one_that_is_resumed_at_another_round_is_no_twin(start: Start) -> None:
     simulator = start(spec(3), spec(3))
-    simulator.simulations[1].round = 1
+    simulator.runs[1].state.round = 1
     _, trained, _ = run(simulator)
     assert trained == [[0, 1], [0, 1], [0]]
 
@@ -119,16 +119,16 @@ def test_where_bits_are_promised_statistics_must_be_equal(start: Start, module: 
         assert run(start(settings))[0] == [packed]
 
 
-def state(simulator: Simulator, rows: slice) -> dict[str, Tensor]:
+def state(simulator: RoundLoop, rows: slice) -> dict[str, Tensor]:
     population = simulator.engine.population
     named = {"base": population.base, "trained": population.trained, "momentum": population.memory["momentum"]}
     return {name: values[rows].double() for name, values in (named | population.buffers).items()}
 
 
-def free(simulator: Simulator) -> Simulator:
+def free(simulator: RoundLoop) -> RoundLoop:
     """As on a GPU: the last bits are not promised."""
     simulator.engine.repeats = False
-    return Simulator(simulator.engine, simulator.simulations)
+    return RoundLoop(simulator.engine, simulator.runs)
 
 
 def test_elsewhere_policies_for_statistics_share_their_training(start: Start, module: Callable[[str], str]) -> None:

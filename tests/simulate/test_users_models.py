@@ -45,7 +45,7 @@ def spec(model: str, rounds: int = 2, **more) -> dict:
 
 def plain_rounds(simulator, template: nn.Module, rounds: int) -> list[nn.Module]:
     """Ring rounds with torch's own SGD and state dicts; sample weights over the closed neighbourhood."""
-    member = simulator.simulations[0].member
+    member = simulator.runs[0].plan.member
     sizes = [len(shard) for shard in member.shards]
     models = [copy.deepcopy(template) for _ in sizes]
     optimizers = [
@@ -76,9 +76,9 @@ def test_frozen_tied_and_bare_parameters_train_as_in_a_plain_loop(start, module,
     name = f"{module(ODDITIES)}:Net"
     settings = spec(name, runtime={"engine": engine})
     simulator = start(settings)
-    simulation, layout = simulator.simulations[0], simulator.engine.population.layout
+    simulation, layout = simulator.runs[0], simulator.engine.population.layout
     assert [slot.name for slot in layout.slots] == TRAINED
-    assert [layer.name for layer in simulation.layers] == ["scale", "encode", "decode", "head"]
+    assert [layer.name for layer in simulation.plan.layers] == ["scale", "encode", "decode", "head"]
     template = start_of(settings)
     expected = plain_rounds(simulator, template, rounds=2)
     records = [completed[0].record for completed in simulator.rounds()]

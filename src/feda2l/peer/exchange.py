@@ -128,7 +128,11 @@ class OverNetwork:
     def make_template(self, run: LiveRun) -> None:
         """Learn what a message looks like from one that is never sent."""
         about = f"{run.plan.algorithm!r} {self.weights}"  # another way of averaging does not fit, whatever the model
-        self.template = Template.of(dict(self._named(_draft(run))), WIRE[self.wire], about)
+        self.template = Template.of(self.example(run), WIRE[self.wire], about)
+
+    def example(self, run: LiveRun) -> dict[str, Tensor]:
+        """The tensors of a message that is never sent."""
+        return dict(self._named(_draft(run)))
 
     def is_behind(self, run: LiveRun, heads: Mapping[Neighbour, Head], round: int) -> bool:
         """Is somebody who has a state to take over so far ahead of a round, or in the last one already?"""

@@ -250,8 +250,9 @@ class LiveRun:
         own = self.state.rates.momentum_of(nodes[0])
         return self.plan.momentum if own is None else own
 
-    def jobs(self, nodes: Sequence[int]) -> list[TrainJob]:
-        """The training of the coming round: one job per node."""
+    def jobs(self, nodes: Sequence[int] | None = None) -> list[TrainJob]:
+        """The training of the coming round: one job for each of these nodes (all, unless told)."""
+        nodes = range(self.plan.nodes) if nodes is None else nodes
         rates, momentum = self.state.rates.rates.tolist(), self.momentum(nodes)
         return [
             TrainJob(
