@@ -12,9 +12,9 @@ from feda2l.algorithms import ALGORITHMS
 from feda2l.data import CATALOG
 from feda2l.models import MODELS
 from feda2l.network.profiles import LINKS, SPEEDS
-from feda2l.rates import RULES
+from feda2l.rates import RULES, Rule
 from feda2l.rates.feda2l import FedA2LRule
-from feda2l.spec.schema_base import NamedSection, section_of
+from feda2l.spec.schema_base import NamedSection, parameters_of, section_of
 from feda2l.spec.spec import Spec
 from feda2l.studies.study import Study, shipped
 from feda2l.topology import TOPOLOGIES
@@ -35,7 +35,7 @@ def _algorithms() -> Table:
 
 
 def _rates() -> Table:
-    rows = [(name, kind.summary, _parameters(kind)) for name, kind in RULES.items()]
+    rows = [(name, kind.summary, _rule_parameters(kind)) for name, kind in RULES.items()]
     own = (OWN, "your own subclass of feda2l.rates.Rule", "its fields")
     return _table("rates", ("name", "what it is", "parameters"), [*rows, own])
 
@@ -127,11 +127,14 @@ def _bounds(limits: Iterable[Any]) -> Iterator[str]:
 
 
 def _parameters(kind: Any) -> str:
-    """The parameters with their defaults; a control of FedA2L has FedA2L's, and only its own are listed."""
-    if issubclass(kind, FedA2LRule) and kind is not FedA2LRule:
-        own = {field.name for field in dataclasses.fields(kind)} - {
-            field.name for field in dataclasses.fields(FedA2LRule)
-        }
-        return ", ".join(["as feda2l", *sorted(own)])
+    """The parameters with their defaults."""
     shown = {field.name: field.default for field in dataclasses.fields(kind)}
     return ", ".join(name if value is None else f"{name}={value}" for name, value in shown.items())
+
+
+def _rule_parameters(kind: type[Rule]) -> str:
+    """The parameters of a rule; a control of FedA2L has FedA2L's, and only its additional ones are listed."""
+    if kind.role != "control":
+        return _parameters(kind)
+    added = set(parameters_of(kind)).difference(parameters_of(FedA2LRule))
+    return ", ".join(["as feda2l", *sorted(added)])

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from feda2l.equations import Signals, decay_factor, fusion_score, multiplier, zscore
 from feda2l.errors import FedA2LError
-from feda2l.rates.base import Measure, Rates, Rule, Setting
+from feda2l.rates.base import Measure, Rates, Role, Rule, Setting
 
 DEEP = 10  # more layers than this is a deep model, in the paper's defaults and in the released code
 
@@ -47,6 +47,7 @@ class FedA2LRule(Rule):
     """
 
     summary = "layer-wise rates from weight divergence and aggregation stability (the paper)"
+    role: ClassVar[Role] = "ours"
 
     preset: Literal["paper", "reference"] = "paper"
     warmup_rounds: int | None = None
