@@ -142,6 +142,13 @@ class Algorithm:
     def check(self, task: Task) -> None:
         """Raise a FedA2LError if the algorithm cannot serve this task."""
 
+    def check_peer(self) -> None:
+        """Raise a FedA2LError if real peers, which know only their neighbours, cannot run the algorithm."""
+
+    def search_epochs(self, nodes: int) -> int:
+        """At most how many local epochs each node of such a network trains to find the base rate before round 1."""
+        return 0
+
     def demand(self, sound: bool, key: str, words: str) -> None:
         """Refuse a parameter."""
         if not sound:

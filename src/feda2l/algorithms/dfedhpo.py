@@ -67,6 +67,16 @@ class DFedHPO(Algorithm):
         zeros = torch.zeros(len(shares), dtype=torch.float64)
         return {"found": zeros, "epochs": zeros.clone()}
 
+    def check_peer(self) -> None:
+        if self.consensus:
+            raise FedA2LError(
+                "algorithm.consensus = true: no peer knows when all others have agreed on a rate; "
+                "set algorithm.consensus = false"
+            )
+
+    def search_epochs(self, nodes: int) -> int:
+        return self.trials * self.eval_epochs * (nodes if self.aggregator == "FA" else 1)
+
     def draw(self, seed: int, node: int) -> list[float]:
         """A node's own candidates."""
         low, high = map(math.log, self.rate_range)

@@ -1,6 +1,5 @@
 """What cannot run on peers, said before anything starts."""
 
-from feda2l.algorithms.dfedhpo import DFedHPO
 from feda2l.errors import FedA2LError
 from feda2l.peer.config import NodeConfig
 from feda2l.spec.spec import Spec
@@ -21,11 +20,7 @@ def refuse_unfit(spec: Spec, config: NodeConfig) -> None:
     algorithm, weights = spec.algorithm.algorithm, spec.topology.weights
     name = f'algorithm.name = "{spec.algorithm.name}"'
     one_way = [neighbour.name for neighbour in config.neighbours if neighbour.direction != "both"]
-    if isinstance(algorithm, DFedHPO) and algorithm.consensus:
-        raise FedA2LError(
-            "algorithm.consensus = true: no peer knows when all others have agreed on a rate; "
-            "set algorithm.consensus = false"
-        )
+    algorithm.check_peer()
     if algorithm.mixing in ("doubly_stochastic", "symmetric"):
         if weights != "metropolis":
             raise FedA2LError(

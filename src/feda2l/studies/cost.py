@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from feda2l.algorithms.dfedhpo import DFedHPO
 from feda2l.engines.engine import ScoreJob
 from feda2l.engines.population import MEMORY
 from feda2l.engines.stacked import is_perceptron
@@ -123,11 +122,7 @@ def rounds_of(spec: Spec) -> float:
     """A run's cost in rounds of FedAvg: two passes a step, a teacher, a search before round 1."""
     algorithm = spec.algorithm.algorithm
     factor = 2.0 if algorithm.ascent else 4 / 3 if algorithm.teaches else 1.0
-    search = 0.0
-    if isinstance(algorithm, DFedHPO):
-        heard = spec.data.nodes if algorithm.aggregator == "FA" else 1
-        search = algorithm.trials * algorithm.eval_epochs * heard / spec.training.epochs
-    return factor * spec.rounds + search
+    return factor * spec.rounds + algorithm.search_epochs(spec.data.nodes) / spec.training.epochs
 
 
 def statement(jobs: Sequence[Job], paces: Sequence[tuple[Sequence[Job], Pace | FedA2LError]]) -> list[str]:
