@@ -42,8 +42,8 @@ def find_layers(model: nn.Module, granularity: Granularity = "module") -> list[L
     members: dict[str, list[str]] = {}
     for full, parameter in model.named_parameters():
         if parameter.requires_grad:
-            owner = full.rpartition(".")[0]
-            members.setdefault(_clean(_layer_of(full, owner, owner in inner, granularity)), []).append(full)
+            bare = full.rpartition(".")[0] in inner
+            members.setdefault(_clean(_layer_of(full, bare, granularity)), []).append(full)
     if not members:
         raise FedA2LError(f"{type(model).__name__} has no trainable parameter: there is no layer to set a rate for")
     return [Layer(name, tuple(_clean(full) for full in tensors)) for name, tensors in members.items()]
@@ -69,20 +69,27 @@ def layer_groups(model: nn.Module, *, granularity: Granularity = "module") -> li
     ]
 
 
-def _layer_of(full: str, owner: str, bare: bool, granularity: Granularity) -> str:
-    adapter = next((i for i, part in enumerate(full.split(".")) if part.startswith("lora_")), None)
-    if granularity == "module" and adapter is not None:
-        # B starts at zero and only the product of both acts: apart, their signals say little
-        return ".".join(full.split(".")[:adapter]) or "model"
-    if granularity == "tensor" or (granularity == "module" and bare):
-        return full
-    if granularity == "module":
-        return owner or "model"
-    if granularity == "model":
-        return "model"
-    parts = _clean(owner or full).split(".")
+def _layer_of(full: str, bare: bool, granularity: Granularity) -> str:
+    """The layer of a parameter; a `bare` one belongs to a module whose parts own parameters too."""
+    match granularity:
+        case "tensor":
+            return full
+        case "model":
+            return "model"
+        case "module":
+            return _module_of(full, bare)
+    parts = _clean(full.rpartition(".")[0] or full).split(".")
     number = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
     return ".".join(parts[: number + 1])
+
+
+def _module_of(full: str, bare: bool) -> str:
+    parts = full.split(".")
+    for depth, part in enumerate(parts):
+        if part.startswith("lora_"):
+            # B starts at zero and only the product A B has an effect: separate signals would say little
+            return ".".join(parts[:depth]) or "model"
+    return full if bare else ".".join(parts[:-1]) or "model"
 
 
 def _parents(name: str) -> Iterator[str]:

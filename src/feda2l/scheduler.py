@@ -229,9 +229,9 @@ class FedA2L:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, between any two calls; writes the rates to the optimizer's groups.
+        """Resume where `state_dict` was taken, between any two calls, and write the rates to the optimizer's groups.
 
-        The model's and the optimizer's own states are loaded by you, before or after.
+        Load the states of the model and the optimizer yourself, before or after.
         """
         groups = self._groups()
         try:
@@ -244,9 +244,8 @@ class FedA2L:
             kept = [tensor.to(home, copy=True) for tensor, home in zip(state["kept"], homes, strict=True)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedA2LError(f"this is not a state of FedA2L ({type(error).__name__}: {error})") from error
-        sizes = [sum(t.numel() for t in tensors) for tensors in self._tensors(groups)] if done else []
-        if [tensor.numel() for tensor in kept] != sizes:
-            raise FedA2LError("the saved state has an open round with another choice of `measured` tensors")
+        if done:
+            self._demand_sizes(kept, groups)
         self._rates, self.round, self._done = rates, round, done
         self._divergence, self._signals, self._kept = divergence, signals, kept
         self._write(groups)
@@ -271,6 +270,11 @@ class FedA2L:
     def _tensors(self, groups: list[dict[str, Any]]) -> list[list[Tensor]]:
         """The measured tensors of each layer."""
         return [[group["params"][i] for i in which] for group, which in zip(groups, self._measured, strict=True)]
+
+    def _demand_sizes(self, kept: list[Tensor], groups: list[dict[str, Any]]) -> None:
+        sizes = [sum(tensor.numel() for tensor in tensors) for tensors in self._tensors(groups)]
+        if [state.numel() for state in kept] != sizes:
+            raise FedA2LError("the saved state has an open round with another choice of `measured` tensors")
 
     def _keep(self, groups: list[dict[str, Any]]) -> None:
         # layer by layer: the old copy of a layer is freed before the next one is made

@@ -48,18 +48,18 @@ class Pool:
             with torch.random.fork_rng(devices=[]):  # a worker seeds its own generator, here it is the user's
                 return [getattr(self.target, method)(*job) for job in jobs]
         results: list[Any] = [None] * len(jobs)
-        waiting = list(enumerate(jobs))[::-1]
+        waiting = enumerate(jobs)
         busy: dict[Connection, int] = {}
-        while waiting or busy:
-            for pipe in [pipe for pipe in self.pipes if pipe not in busy]:
-                if waiting:
-                    number, job = waiting.pop()
-                    self._send(pipe, (method, job))
-                    busy[pipe] = number
+        while True:
+            free = [pipe for pipe in self.pipes if pipe not in busy]
+            for pipe, (number, job) in zip(free, waiting, strict=False):
+                self._send(pipe, (method, job))
+                busy[pipe] = number
+            if not busy:
+                return results
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 results[busy.pop(ready)] = self._receive(ready)
-        return results
 
     def close(self) -> None:
         for pipe in self.pipes:

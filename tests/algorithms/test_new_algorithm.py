@@ -22,6 +22,7 @@ from feda2l.spec.spec import Spec
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "new_algorithm.py"
+MEDIAN = ROOT / "examples" / "coordinate_median.py"
 PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text()
 SLOWMO = {"name": "new_algorithm:SlowMo", "beta": 0.5}
 FILES = ("rounds.jsonl", "checkpoint.safetensors")
@@ -91,9 +92,31 @@ def test_the_example_runs_as_it_is(tmp_path: Path) -> None:
     assert re.fullmatch(r"fedavg: best accuracy 0\.\d{3}\nslowmo: best accuracy 0\.\d{3}\n", done.stdout)
 
 
+def test_the_median_by_hand() -> None:
+    from coordinate_median import CoordinateMedian
+
+    def median(*models: list[float]) -> list[float]:
+        near = SimpleNamespace(hear={"model": torch.tensor(models)}.__getitem__)
+        values: list[float] = CoordinateMedian().combine(near).tolist()
+        return values
+
+    assert median([1.0, 5.0], [2.0, -9.0], [1000.0, 4.0]) == [2.0, 4.0]
+    assert median([1.0, 5.0], [2.0, 7.0], [4.0, 9.0], [1000.0, 9.0]) == [3.0, 8.0]
+
+
+def test_the_median_in_a_run_is_that_of_each_neighbourhood(start: Any) -> None:
+    """On a ring with one start a node: every node's model is the median of its own trained model and both neighbours'."""
+    loop = start(spec(algorithm={"name": "coordinate_median:CoordinateMedian"}, model={"init": "per_node"}))
+    next(loop.rounds())
+    state = loop.runs[0].state
+    wanted = [state.trained[[(node - 1) % 5, node, (node + 1) % 5]].median(dim=0).values for node in range(5)]
+    assert torch.equal(state.base, torch.stack(wanted))
+
+
 def test_the_page_shows_the_example_and_its_limit_test_as_they_are() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    assert blocks == [EXAMPLE.read_text(), inspect.getsource(test_slowmo_without_momentum_is_fedavg)]
+    limit = inspect.getsource(test_slowmo_without_momentum_is_fedavg)
+    assert blocks == [EXAMPLE.read_text(), MEDIAN.read_text(), limit]
 
 
 def test_the_specs_of_the_page_are_sound() -> None:

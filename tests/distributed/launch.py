@@ -19,8 +19,8 @@ SAME = ("checkpoint.safetensors", "rounds.jsonl", "rounds.parquet", "layers.parq
 def torchrun(
     ranks: int, *command: str | Path, options: tuple[str, ...] = (), cwd: Path | None = None
 ) -> subprocess.Popen[str]:
-    """Start `python COMMAND` at so many ranks; `users_models` can be imported there."""
-    port, here = _free_port(), Path(__file__).parent
+    """Start `python COMMAND` at so many ranks; `users_models` and the examples can be imported there."""
+    port, here = _free_port(), f"{Path(__file__).parent}:{Path(__file__).parents[2] / 'examples'}"
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
     return subprocess.Popen(
         [*launcher, *options, *map(str, command)],

@@ -25,6 +25,7 @@ FEW = {
     "fedavg-ring": spec(),
     "fedyogi-full": spec("fedyogi", "full"),
     "fedawa-ring": spec("fedawa"),
+    "median-k-regular": spec("coordinate_median:CoordinateMedian", "k_regular", 7, topology_keys={"k": 4}),
     "dfedsam-gossip-k-regular": spec(
         "dfedsam", "k_regular", 7, algorithm_keys={"gossip_steps": 2}, topology_keys={"k": 4}
     ),
@@ -70,6 +71,11 @@ def check(runs: dict[str, dict[str, Any]], ranks: int, folder: Path) -> None:
     for name, own in runs.items():
         alone = run_alone(own, folder / "one" / name)
         assert not differing(folder / "ranks" / name, alone), name
+
+
+@pytest.fixture(autouse=True)
+def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
 
 
 def test_two_ranks_write_what_one_process_writes(tmp_path):

@@ -32,7 +32,7 @@ def _check(values: dict[str, Any], folder: Path, **more: Any) -> None:
     nodes = run_together(configs(values, folder / "peers", **more))
     whole = read_checkpoint(run.checkpoint)
     for node in nodes:
-        id = node.peer.id
+        id = node.exchange.id
         own = read_checkpoint(node.folder.checkpoint)
         assert own.keys() == whole.keys()
         for name, values_ in own.items():
@@ -43,9 +43,9 @@ def _check(values: dict[str, Any], folder: Path, **more: Any) -> None:
         for node in nodes:
             own_record = node.folder.read()[round]
             for key, value in own_record["nodes"].items():
-                assert value == [record["nodes"][key][node.peer.id]], key
+                assert value == [record["nodes"][key][node.exchange.id]], key
             for key in ("rate", "multiplier", "sigma", "zeta"):
-                assert own_record["layers"][key] == [record["layers"][key][node.peer.id]]
+                assert own_record["layers"][key] == [record["layers"][key][node.exchange.id]]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedyogi", "fedntd", "fedawa", "dfedsam"])
@@ -72,6 +72,13 @@ def test_the_papers_algorithms(tmp_path, algorithm, topology):
 )
 def test_every_other_algorithm(tmp_path, algorithm):
     _check(SMALL | {"algorithm": algorithm, "topology": {"name": "ring"}}, tmp_path)
+
+
+@pytest.mark.parametrize("topology", ["ring", "full"])
+def test_a_users_own_that_sees_every_received_state(tmp_path, topology, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    algorithm = {"name": "coordinate_median:CoordinateMedian"}
+    _check(SMALL | {"algorithm": algorithm, "topology": {"name": topology}}, tmp_path)
 
 
 DIRECTED = SMALL | {"algorithm": {"name": "push_sum"}, "topology": {"name": "directed_ring"}}

@@ -33,7 +33,7 @@ def _check(values: dict[str, Any], plan: str, folder: Path) -> None:
     whole = read_checkpoint(run.checkpoint)
     nodes = run_together(configs(values, folder / "peers", faults=str(folder / "plan.toml")))
     for node in nodes:
-        id, own = node.peer.id, read_checkpoint(node.folder.checkpoint)
+        id, own = node.exchange.id, read_checkpoint(node.folder.checkpoint)
         for name, found in own.items():
             if name.startswith("rates."):
                 there = whole[f"rates.{id}.{name.removeprefix('rates.')}"]

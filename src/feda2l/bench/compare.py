@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,10 +41,14 @@ def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
         print(f"{name:<16} {result.what}: {result.outcome}  {result.figure}", flush=True)
         report[name] = {"figure": result.figure, "what": result.what, **result.numbers}
     if json_file:
-        try:
-            json_file.write_text(json.dumps({"environment": facts, "works": report}, indent=2) + "\n")
-        except OSError as error:
-            raise FedA2LError(f"--json {json_file}: cannot be written: {error.strerror}") from error
+        _write(json_file, {"environment": facts, "works": report})
+
+
+def _write(file: Path, values: dict[str, Any]) -> None:
+    try:
+        file.write_text(json.dumps(values, indent=2) + "\n")
+    except OSError as error:
+        raise FedA2LError(f"--json {file}: cannot be written: {error.strerror}") from error
 
 
 def report_works() -> dict[str, Callable[[], works.Result]]:

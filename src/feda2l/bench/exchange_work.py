@@ -7,7 +7,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -134,24 +134,8 @@ def bare(place: Place, row: dict[str, Tensor]) -> Exchanger:
 def exchange_work(*, nodes: int = 5, model: str = "resnet18", rounds: int = 15) -> Result:
     """A ring of processes on loopback. Both sides take turns; a round lasts until its slowest node is done."""
     size = sum(4 * parameter.numel() for parameter in _model(model).values())
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="feda2l-bench-") as folder:
-        barrier, results = context.Barrier(nodes), context.Queue()
-        processes = [
-            context.Process(target=_node, args=(place, model, rounds, barrier, results), daemon=True)
-            for place in ring(nodes, Path(folder), model)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            reports = [results.get(timeout=10 * WAIT) for _ in processes]
-        finally:
-            for process in processes:
-                process.join(timeout=5)
-                process.kill()
-    for report in reports:
-        if "error" in report:
-            raise RuntimeError(report["error"])
+        reports = _reports(ring(nodes, Path(folder), model), model, rounds)
     times = {
         name: [max(round) for round in zip(*(one[name] for one in reports), strict=True)] for name in ("ours", "bare")
     }
@@ -165,6 +149,27 @@ def exchange_work(*, nodes: int = 5, model: str = "resnet18", rounds: int = 15) 
         figure=f"{medians['ours'] / medians['bare']:.2f}x",
         numbers={"seconds": times, "cpu_seconds": cpu, "copies": copies, "bytes": size},
     )
+
+
+def _reports(places: Sequence[Place], model: str, rounds: int) -> list[dict[str, Any]]:
+    """What every process measured; an error in one of them is raised here."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(len(places)), context.Queue()
+    processes = [
+        context.Process(target=_node, args=(place, model, rounds, barrier, results), daemon=True) for place in places
+    ]
+    for process in processes:
+        process.start()
+    try:
+        reports = [results.get(timeout=10 * WAIT) for _ in processes]
+    finally:
+        for process in processes:
+            process.join(timeout=5)
+            process.kill()
+    for report in reports:
+        if "error" in report:
+            raise RuntimeError(report["error"])
+    return reports
 
 
 def ring(nodes: int, folder: Path, model: str) -> list[Place]:

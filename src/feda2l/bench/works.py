@@ -76,10 +76,7 @@ def _in_turn(run: Assembled, sides: Mapping[str, Callable[[], object]], rounds: 
         note(f"repetition {repetition} of {repetitions}")
         if time.monotonic() - started > PATIENCE:
             break
-    for side, values in speeds.items():
-        spread = max(values) / min(values)
-        if spread > NOISY:
-            note(f"{side}: the fastest repetition is {spread:.1f} times the slowest; is this machine busy?")
+    _warn_if_noisy(speeds)
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     first, second = medians.values()
     ratio = second / first
@@ -92,6 +89,13 @@ def _in_turn(run: Assembled, sides: Mapping[str, Callable[[], object]], rounds: 
         figure=f"{ratio:.2f}x",
         numbers={"ratio": ratio, "images_per_second": medians, "repetitions": speeds},
     )
+
+
+def _warn_if_noisy(speeds: Mapping[str, list[float]]) -> None:
+    for side, values in speeds.items():
+        spread = max(values) / min(values)
+        if spread > NOISY:
+            note(f"{side}: the fastest repetition is {spread:.1f} times the slowest; is this machine busy?")
 
 
 def adapt(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int) -> Result:

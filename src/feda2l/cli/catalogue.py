@@ -1,7 +1,7 @@
 """What there is, from the tables that the code itself looks names up in."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -12,9 +12,9 @@ from feda2l.algorithms import ALGORITHMS
 from feda2l.data import CATALOG
 from feda2l.models import MODELS
 from feda2l.network.profiles import LINKS, SPEEDS
-from feda2l.rates import RULES
+from feda2l.rates import RULES, Rule
 from feda2l.rates.feda2l import FedA2LRule
-from feda2l.spec.schema_base import NamedSection, section_of
+from feda2l.spec.schema_base import NamedSection, parameters_of, section_of
 from feda2l.spec.spec import Spec
 from feda2l.studies.study import Study, shipped
 from feda2l.topology import TOPOLOGIES
@@ -24,52 +24,52 @@ OWN = '"package.module:Class"'
 
 
 def catalogue(what: str | None = None) -> list[Table]:
-    """One table a kind, or the one asked for."""
-    tables: dict[str, Callable[[], Table]] = {
-        "algorithms": lambda: _table(
-            "algorithms",
-            ("name", "what it is", "reference", "parameters"),
-            [
-                *((name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()),
-                (OWN, "your own subclass of feda2l.algorithms.Algorithm", "docs/add-an-algorithm.md", "its fields"),
-            ],
-        ),
-        "rates": lambda: _table(
-            "rates",
-            ("name", "what it is", "parameters"),
-            [
-                *((name, kind.summary, _parameters(kind)) for name, kind in RULES.items()),
-                (OWN, "your own subclass of feda2l.rates.Rule", "its fields"),
-            ],
-        ),
-        "topologies": lambda: _table(
-            "topologies", ("name", "what it is"), ((name, text) for name, (_, text) in TOPOLOGIES.items())
-        ),
-        "datasets": lambda: _table(
-            "datasets",
-            ("name", "what it is", "model", "source"),
-            ((entry.name, entry.description, entry.model, entry.source) for entry in CATALOG.values()),
-        ),
-        "models": lambda: _table(
-            "models",
-            ("name", "what it is"),
-            [
-                *((name, (make.__doc__ or "").splitlines()[0]) for name, make in MODELS.items()),
-                (OWN, "your own torch.nn.Module"),
-            ],
-        ),
-        "networks": lambda: _table(
-            "networks",
-            ("name", "key", "what it is"),
-            [
-                *((name, "network.links", profile.summary) for name, profile in LINKS.items()),
-                *((name, "network.speed", profile.summary) for name, profile in SPEEDS.items()),
-            ],
-        ),
-        "studies": lambda: _table("studies", ("name", "what it is", "runs", "rounds"), _studies()),
-        "keys": lambda: _table("keys of a spec", ("key", "type", "default", "what it is"), _keys()),
-    }
-    return [make() for name, make in tables.items() if what in (None, name)]
+    """One table per kind, or the one asked for."""
+    return [make() for name, make in TABLES.items() if what in (None, name)]
+
+
+def _algorithms() -> Table:
+    rows = [(name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()]
+    own = (OWN, "your own subclass of feda2l.algorithms.Algorithm", "docs/add-an-algorithm.md", "its fields")
+    return _table("algorithms", ("name", "what it is", "reference", "parameters"), [*rows, own])
+
+
+def _rates() -> Table:
+    rows = [(name, kind.summary, _rule_parameters(kind)) for name, kind in RULES.items()]
+    own = (OWN, "your own subclass of feda2l.rates.Rule", "its fields")
+    return _table("rates", ("name", "what it is", "parameters"), [*rows, own])
+
+
+def _topologies() -> Table:
+    return _table("topologies", ("name", "what it is"), [(name, text) for name, (_, text) in TOPOLOGIES.items()])
+
+
+def _datasets() -> Table:
+    rows = [(entry.name, entry.description, entry.model, entry.source) for entry in CATALOG.values()]
+    return _table("datasets", ("name", "what it is", "model", "source"), rows)
+
+
+def _models() -> Table:
+    rows = [(name, (make.__doc__ or "").splitlines()[0]) for name, make in MODELS.items()]
+    return _table("models", ("name", "what it is"), [*rows, (OWN, "your own torch.nn.Module")])
+
+
+def _networks() -> Table:
+    links = [(name, "network.links", profile.summary) for name, profile in LINKS.items()]
+    speeds = [(name, "network.speed", profile.summary) for name, profile in SPEEDS.items()]
+    return _table("networks", ("name", "key", "what it is"), [*links, *speeds])
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "algorithms": _algorithms,
+    "rates": _rates,
+    "topologies": _topologies,
+    "datasets": _datasets,
+    "models": _models,
+    "networks": _networks,
+    "studies": lambda: _table("studies", ("name", "what it is", "runs", "rounds"), _studies()),
+    "keys": lambda: _table("keys of a spec", ("key", "type", "default", "what it is"), _keys()),
+}
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
@@ -107,29 +107,34 @@ def _key(name: str, field: FieldInfo) -> tuple[str, str, str, str]:
 
 def _type(kind: Any, limits: Iterable[Any] = ()) -> str:
     """What a value may be, in words: `int, at least 1`, `sgd | adam | adamw`."""
-    if get_origin(kind) in (Union, UnionType):
-        return " | ".join(_type(part, limits) for part in get_args(kind) if part is not NoneType)
-    if get_origin(kind) is Literal:
-        return " | ".join(map(str, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return f"list of {_type(get_args(kind)[0])}"
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " | ".join(_type(part, limits) for part in parts if part is not NoneType)
+    if origin is Literal:
+        return " | ".join(map(str, parts))
+    if origin is tuple:
+        return f"list of {_type(parts[0])}"
     if hasattr(kind, "__metadata__"):  # Annotated, within a union
         return _type(kind.__origin__, [part for field in kind.__metadata__ for part in getattr(field, "metadata", [])])
-    bounds = [
-        f"{word} {bound:g}"
-        for limit in limits
-        for name, word in BOUNDS.items()
-        if (bound := getattr(limit, name, None)) is not None
-    ]
-    return ", ".join([kind.__name__, *bounds])
+    return ", ".join([kind.__name__, *_bounds(limits)])
+
+
+def _bounds(limits: Iterable[Any]) -> Iterator[str]:
+    for limit in limits:
+        for name, word in BOUNDS.items():
+            if (bound := getattr(limit, name, None)) is not None:
+                yield f"{word} {bound:g}"
 
 
 def _parameters(kind: Any) -> str:
-    """The parameters with their defaults; a control of FedA2L has FedA2L's, and only its own are listed."""
-    if issubclass(kind, FedA2LRule) and kind is not FedA2LRule:
-        own = {field.name for field in dataclasses.fields(kind)} - {
-            field.name for field in dataclasses.fields(FedA2LRule)
-        }
-        return ", ".join(["as feda2l", *sorted(own)])
+    """The parameters with their defaults."""
     shown = {field.name: field.default for field in dataclasses.fields(kind)}
     return ", ".join(name if value is None else f"{name}={value}" for name, value in shown.items())
+
+
+def _rule_parameters(kind: type[Rule]) -> str:
+    """The parameters of a rule; a control of FedA2L has FedA2L's, and only its additional ones are listed."""
+    if kind.role != "control":
+        return _parameters(kind)
+    added = set(parameters_of(kind)).difference(parameters_of(FedA2LRule))
+    return ", ".join(["as feda2l", *sorted(added)])

@@ -81,13 +81,18 @@ def _core() -> Iterator[Finding]:
     remedy = "" if good else "feda2l needs Python 3.11 or newer"
     yield Finding("Python", "ok" if good else "broken", platform.python_version(), remedy)
     yield Finding("feda2l", "ok", installed("feda2l") or "a source tree that is not installed")
-    needed = [text for text in requires("feda2l") or () if "extra ==" not in text] if installed("feda2l") else []
-    names = [text.split(";")[0].strip() for text in needed]
+    names = _needed()
     missing = [name for name in names if installed(_bare(name)) is None]
     if missing:
         yield Finding("packages", "broken", f"missing: {', '.join(missing)}", f"pip install '{missing[0]}'")
     else:
         yield Finding("packages", "ok", f"all {len(names)} that are always needed")
+
+
+def _needed() -> list[str]:
+    """The packages that an installed feda2l needs without any extra."""
+    texts = requires("feda2l") if installed("feda2l") else None
+    return [text.split(";")[0].strip() for text in texts or () if "extra ==" not in text]
 
 
 def _torch() -> Iterator[Finding]:
@@ -134,11 +139,13 @@ def _disk(data: Path | None) -> Iterator[Finding]:
     for what, folder in (("runs go to", Path.cwd()), (f"data folder ({source})", data_folder(data))):
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         free = shutil.disk_usage(there).free
-        writable = os.access(there, os.W_OK)
-        remedy = "" if writable else "choose a folder that you may write to"
-        remedy = remedy or ("make room: a full disk ends a run" if free < LITTLE else "")
-        found = f"{folder}: {free / GIB:.1f} GiB free{'' if writable else ', not writable'}"
-        yield Finding(what, "absent" if remedy else "ok", found, remedy)
+        found = f"{folder}: {free / GIB:.1f} GiB free"
+        if not os.access(there, os.W_OK):
+            yield Finding(what, "absent", f"{found}, not writable", "choose a folder that you may write to")
+        elif free < LITTLE:
+            yield Finding(what, "absent", found, "make room: a full disk ends a run")
+        else:
+            yield Finding(what, "ok", found)
 
 
 def _extras() -> Iterator[Finding]:

@@ -282,13 +282,17 @@ def main() -> None:
             sys.exit(error.exit_code)
         _fail("\n".join([str(error), *getattr(error, "__notes__", ())]), error.exit_code)
     except KeyboardInterrupt:
-        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
-            sys.exit(130)  # the first rank says it
-        again = "the same command goes on" if sys.argv[1:2] in (["study"], ["node"]) else "go on with --resume"
-        _fail(f"interrupted; {again}", 130)
+        _interrupted()
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+
+
+def _interrupted() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
+        sys.exit(130)  # the first rank says it
+    again = "the same command goes on" if sys.argv[1:2] in (["study"], ["node"]) else "go on with --resume"
+    _fail(f"interrupted; {again}", 130)
 
 
 def _fail(message: str, code: int) -> None:

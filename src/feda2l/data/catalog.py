@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -166,29 +166,34 @@ def verify(name: str, folder: Folder = None) -> Verdict:
 
 def _files(archive: Archive, folder: Path) -> list[Finding]:
     """A finding for the archive, if it lies in `folder`, and one for each wanted file."""
-    findings, inside = [], {}
-    path, kind = folder / archive.name, archive.algorithm
-    if path.is_file() and not archive.plain:
-        if (found := digest(path, kind)) == archive.checksum:
-            findings.append(Finding(archive.name, f"the official archive, {kind} {found}", official=True))
-            inside = _inside(archive, path) if archive.files else {}
-        else:
-            text = f"not the official archive: expected {kind} {archive.checksum}, found {found}"
-            findings.append(Finding(archive.name, text, ok=False))
+    path, whole = folder / archive.name, _archive(archive, folder)
     if archive.prepared:
-        return [*findings, *_prepared(archive, folder)]
-    missing, place = archive.missing(folder), archive.place(folder)
-    for name, file in archive.files.items():
-        path = place / name
-        if name in missing and inside:
-            findings.append(Finding(str(path), "in the archive, not extracted yet", official=True))
-        elif name in missing:
-            findings.append(Finding(str(path), f"missing; {archive.by_hand(folder)}", ok=False))
-        elif (size := path.stat().st_size) != file.size:
-            findings.append(Finding(str(path), f"expected {file.size} bytes, found {size}", ok=False))
-        else:
-            findings.append(_bytes(archive, folder, path, inside.get(name)))
-    return findings
+        return [*whole, *_prepared(archive, folder)]
+    inside = _inside(archive, path) if any(finding.official for finding in whole) else {}
+    return [*whole, *(_file(archive, folder, name, inside) for name in archive.files)]
+
+
+def _archive(archive: Archive, folder: Path) -> list[Finding]:
+    """A finding for the archive itself, if it lies in `folder`."""
+    path, kind = folder / archive.name, archive.algorithm
+    if archive.plain or not path.is_file():
+        return []
+    if (found := digest(path, kind)) == archive.checksum:
+        return [Finding(archive.name, f"the official archive, {kind} {found}", official=True)]
+    text = f"not the official archive: expected {kind} {archive.checksum}, found {found}"
+    return [Finding(archive.name, text, ok=False)]
+
+
+def _file(archive: Archive, folder: Path, name: str, inside: Mapping[str, str]) -> Finding:
+    """A finding for a wanted file; `inside` are the sums of the files in the official archive, if it is there."""
+    path, size = archive.place(folder) / name, archive.files[name].size
+    if not path.is_file():
+        if inside:
+            return Finding(str(path), "in the archive, not extracted yet", official=True)
+        return Finding(str(path), f"missing; {archive.by_hand(folder)}", ok=False)
+    if (found := path.stat().st_size) != size:
+        return Finding(str(path), f"expected {size} bytes, found {found}", ok=False)
+    return _bytes(archive, folder, path, inside.get(name))
 
 
 def _prepared(archive: Archive, folder: Path) -> list[Finding]:

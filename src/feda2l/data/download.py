@@ -216,12 +216,7 @@ def extract(archive: Archive, folder: Path) -> None:
                 name = wanted.get(member.name)
                 if name is None:
                     continue
-                size = archive.files[name].size
-                if member.size != size:
-                    kind = "not a plain file" if member.size is None else f"{member.size} bytes"
-                    raise FedA2LError(
-                        f"{path}: {member.name} should have {size} bytes, found {kind}", see="data-damaged"
-                    )
+                _demand_size(member, archive.files[name].size, path)
                 with member.open() as content, (staged / name).open("wb") as file:
                     shutil.copyfileobj(content, file, MIB)
         if absent := [member for member, name in wanted.items() if not (staged / name).exists()]:
@@ -229,6 +224,12 @@ def extract(archive: Archive, folder: Path) -> None:
         (folder / archive.folder).mkdir(exist_ok=True)
         for name in wanted.values():
             os.replace(staged / name, folder / archive.folder / name)
+
+
+def _demand_size(member: Member, size: int, path: Path) -> None:
+    if member.size != size:
+        found = "not a plain file" if member.size is None else f"{member.size} bytes"
+        raise FedA2LError(f"{path}: {member.name} should have {size} bytes, found {found}", see="data-damaged")
 
 
 def fetch(archive: Archive, folder: Path) -> Path:

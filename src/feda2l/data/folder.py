@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,22 @@ def _groups(root: Path, names: list[str], train: NDArray[np.bool_]) -> NDArray[n
         return None
     nodes: dict[str, str] = {}
     known = set(names)
+    for where, name, node in _lines(path):
+        if name in nodes:
+            raise FedA2LError(f"{where}: {name} has a second line", see="own-data")
+        if name not in known and not (root / name).is_file():
+            raise FedA2LError(f"{where}: there is no picture {name}", see="own-data")
+        nodes[name] = node
+    if absent := [name for name in names if name not in nodes]:
+        raise FedA2LError(
+            f"{path} has no line for {len(absent):,} of {len(names):,} pictures, the first is {absent[0]}",
+            see="own-data",
+        )
+    return groups_of([nodes[name] for name in names], train)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Where each line of a `nodes.csv` stands, its picture and its node."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -147,20 +164,10 @@ def _groups(root: Path, names: list[str], train: NDArray[np.bool_]) -> NDArray[n
                     f"{path} has no column {sorted(missing)[0]!r}; expected a first line `path,node`", see="own-data"
                 )
             for row in reader:
-                name, node = (row["path"] or "").strip(), (row["node"] or "").strip()
                 where = f"{path}, line {reader.line_num}"
+                name, node = (row["path"] or "").strip(), (row["node"] or "").strip()
                 if not node:
                     raise FedA2LError(f"{where}: no node for {name!r}", see="own-data")
-                if name in nodes:
-                    raise FedA2LError(f"{where}: {name} has a second line", see="own-data")
-                if name not in known and not (root / name).is_file():
-                    raise FedA2LError(f"{where}: there is no picture {name}", see="own-data")
-                nodes[name] = node
+                yield where, name, node
     except (OSError, ValueError, csv.Error) as error:
         raise FedA2LError(f"{path} cannot be read: {error}", see="own-data") from error
-    if absent := [name for name in names if name not in nodes]:
-        raise FedA2LError(
-            f"{path} has no line for {len(absent):,} of {len(names):,} pictures, the first is {absent[0]}",
-            see="own-data",
-        )
-    return groups_of([nodes[name] for name in names], train)

@@ -71,22 +71,7 @@ def pathological(
     """
     array = _checked(labels, nodes, seed, min_size)
     classes, counts = np.unique(array, return_counts=True)
-    _positive("classes_per_node", classes_per_node)
-    if classes_per_node > len(classes):
-        raise FedA2LError(f"classes_per_node is {classes_per_node} but there are only {len(classes)} classes")
-    if nodes * classes_per_node < len(classes):
-        raise FedA2LError(
-            f"{nodes} nodes of {classes_per_node} classes leave classes of the {len(classes)} without a node; "
-            f"feasible: classes_per_node >= {-(-len(classes) // nodes)}, or nodes >= "
-            f"{-(-len(classes) // classes_per_node)}",
-            see="partition",
-        )
-    if -(-nodes * classes_per_node // len(classes)) > counts.min():
-        raise FedA2LError(
-            f"a class of {counts.min()} samples cannot be shared by {-(-nodes * classes_per_node // len(classes))} "
-            f"nodes; feasible: nodes <= {counts.min() * len(classes) // classes_per_node}",
-            see="partition",
-        )
+    _demand_shareable(nodes, classes_per_node, len(classes), counts.min())
     generator = numpy_generator(seed, purpose="pathological")
     holders: list[list[int]] = [[] for _ in classes]
     for node in range(nodes):
@@ -249,6 +234,25 @@ def _checked(labels: ArrayLike | Tensor, nodes: int, seed: int, min_size: int) -
             see="partition",
         )
     return array
+
+
+def _demand_shareable(nodes: int, classes_per_node: int, classes: int, smallest: int) -> None:
+    """Raise unless nodes of so many classes can hold all classes, and share the smallest one."""
+    _positive("classes_per_node", classes_per_node)
+    if classes_per_node > classes:
+        raise FedA2LError(f"classes_per_node is {classes_per_node} but there are only {classes} classes")
+    if nodes * classes_per_node < classes:
+        raise FedA2LError(
+            f"{nodes} nodes of {classes_per_node} classes leave classes of the {classes} without a node; "
+            f"feasible: classes_per_node >= {-(-classes // nodes)}, or nodes >= {-(-classes // classes_per_node)}",
+            see="partition",
+        )
+    if (sharing := -(-nodes * classes_per_node // classes)) > smallest:
+        raise FedA2LError(
+            f"a class of {smallest} samples cannot be shared by {sharing} nodes; "
+            f"feasible: nodes <= {smallest * classes // classes_per_node}",
+            see="partition",
+        )
 
 
 def _within(value: object, above: float, most: float) -> bool:

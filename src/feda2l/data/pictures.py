@@ -90,7 +90,7 @@ def gather(
             x = np.zeros((len(names), 3 if colour else 1, height, width), np.uint8)
         if picture.ndim == 3 and x.shape[1] == 1:  # the first with colours
             x = np.repeat(x, 3, axis=1)
-        x[place] = picture if picture.ndim == 2 else picture.transpose(2, 0, 1)
+        x[place] = np.atleast_3d(picture).transpose(2, 0, 1)
     return Gathered(np.zeros((len(names), 3, 0, 0), np.uint8) if x is None else x, problems)
 
 

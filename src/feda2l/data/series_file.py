@@ -31,15 +31,7 @@ def load(
     are used (`split_windows`).
     """
     place = Path(path).expanduser()
-    try:
-        text = place.read_text(encoding="utf-8-sig").rstrip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedA2LError(
-            f"{place} cannot be read: {getattr(error, 'strerror', None) or error}", see="own-data"
-        ) from error
-    columns = read_columns(str(place), text)
-    if twice := [name for name in columns.names if columns.names.count(name) > 1]:
-        raise FedA2LError(f"{place} has two columns {twice[0]!r}", see="own-data")
+    columns = _columns(place)
     wanted = tuple(name for name in columns.names if name != node) if variates is None else tuple(variates)
     if not wanted:
         raise FedA2LError(f"{place} has no column{f' beside {node!r}' if node else ''} to forecast", see="own-data")
@@ -55,6 +47,20 @@ def load(
             raise FedA2LError(f"{place}: {name} has no line without a missing value", see="own-data")
         sites.append(Site(name, rows, split_windows(complete, given, train_fraction=train_fraction, stride=stride)))
     return assemble(place.stem, sites, wanted, given)
+
+
+def _columns(path: Path) -> Columns:
+    """The columns of a file, each with another name."""
+    try:
+        text = path.read_text(encoding="utf-8-sig").rstrip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedA2LError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", see="own-data"
+        ) from error
+    columns = read_columns(str(path), text)
+    if twice := [name for name in columns.names if columns.names.count(name) > 1]:
+        raise FedA2LError(f"{path} has two columns {twice[0]!r}", see="own-data")
+    return columns
 
 
 def _sites(columns: Columns, node: str) -> list[str]:

@@ -3,9 +3,11 @@
 import csv
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -127,13 +129,20 @@ def load(
     )
 
 
-def _header(path: Path, delimiter: str) -> list[str]:
-    """The names of the columns, each once."""
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            header = [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
+            yield file
     except (OSError, ValueError, csv.Error) as error:
-        raise FedA2LError(f"{path} cannot be read: {_words(error)}", see="own-data") from error
+        words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise FedA2LError(f"{path} cannot be read: {words}", see="own-data") from error
+
+
+def _header(path: Path, delimiter: str) -> list[str]:
+    """The names of the columns, each once."""
+    with _opened(path) as file:
+        header = [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
     if not any(header):
         raise FedA2LError(f"{path} is empty; expected a first line with the names of the columns", see="own-data")
     if twice := [name for name in header if header.count(name) > 1]:
@@ -141,39 +150,54 @@ def _header(path: Path, delimiter: str) -> list[str]:
     return header
 
 
-def _rows(path: Path, features: list[str], target: str, node: str | None, delimiter: str) -> _Rows:
+def _places(path: Path, names: list[str], delimiter: str) -> dict[str, int]:
+    """The place of every column in a line, if those of these names are among them."""
     header = _header(path, delimiter)
-    for name in (*features, target, *([node] if node else [])):
+    for name in names:
         if name not in header:
             raise FedA2LError(f"{path} has no column {name!r}; {nearest(name, header)}", see="own-data")
-    columns, own = [header.index(name) for name in features], header.index(target)
-    group = header.index(node) if node else None
-    values, classes, nodes, lines = array("d"), list[str](), list[str](), list[int]()
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter)
-            next(reader)
-            for row in reader:
-                if not row:  # an empty line
-                    continue
-                where = f"{path}, line {reader.line_num}"
-                if len(row) != len(header):
-                    raise FedA2LError(f"{where}: expected {len(header)} cells, found {len(row)}", see="own-data")
-                try:
-                    values.extend([float(row[column]) for column in columns])
-                except ValueError:
-                    raise FedA2LError(f"{where}{_not_a_number(row, columns, header)}", see="own-data") from None
-                for column, kept in ((own, classes), (group, nodes)):
-                    if column is not None:
-                        kept.append(row[column].strip())
-                        if not kept[-1]:
-                            raise FedA2LError(f"{where}, column {header[column]!r}: the cell is empty", see="own-data")
-                lines.append(reader.line_num)
-    except (OSError, ValueError, csv.Error) as error:
-        raise FedA2LError(f"{path} cannot be read: {_words(error)}", see="own-data") from error
+    return {name: place for place, name in enumerate(header)}
+
+
+def _rows(path: Path, features: list[str], target: str, node: str | None, delimiter: str) -> _Rows:
+    texts: list[tuple[str, list[str]]] = [(name, []) for name in (target, *([node] if node else ()))]
+    place = _places(path, [*features, *(name for name, _ in texts)], delimiter)
+    values, lines = array("d"), list[int]()
+    with _opened(path) as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        next(reader)
+        for row in filter(None, reader):  # empty lines are skipped
+            where = f"{path}, line {reader.line_num}"
+            if len(row) != len(place):
+                raise FedA2LError(f"{where}: expected {len(place)} cells, found {len(row)}", see="own-data")
+            values.extend(_floats([row[place[name]] for name in features], features, where))
+            for name, words in texts:
+                words.append(_word(row[place[name]], name, where))
+            lines.append(reader.line_num)
     if not lines:
         raise FedA2LError(f"{path} has no row under its first line", see="own-data")
-    numbers = np.frombuffer(values, dtype=np.float64).reshape(-1, len(columns))
+    numbers = np.frombuffer(values, dtype=np.float64).reshape(-1, len(features))
+    _demand_finite(path, numbers, features, lines)
+    return _Rows(path, numbers, texts[0][1], texts[-1][1] if node else [], lines)
+
+
+def _floats(cells: list[str], features: list[str], where: str) -> list[float]:
+    numbers = []
+    for cell, name in zip(cells, features, strict=True):
+        try:
+            numbers.append(float(cell))
+        except ValueError:
+            raise FedA2LError(f"{where}, column {name!r}: expected a number, found {cell!r}", see="own-data") from None
+    return numbers
+
+
+def _word(cell: str, name: str, where: str) -> str:
+    if not cell.strip():
+        raise FedA2LError(f"{where}, column {name!r}: the cell is empty", see="own-data")
+    return cell.strip()
+
+
+def _demand_finite(path: Path, numbers: NDArray[np.float64], features: list[str], lines: list[int]) -> None:
     bad = np.argwhere(~np.isfinite(numbers))
     if len(bad):
         row, column = bad[0]
@@ -181,18 +205,3 @@ def _rows(path: Path, features: list[str], target: str, node: str | None, delimi
             f"{path}, line {lines[row]}, column {features[column]!r}: {numbers[row, column]} is not a finite number",
             see="own-data",
         )
-    return _Rows(path, numbers, classes, nodes, lines)
-
-
-def _not_a_number(row: list[str], columns: list[int], header: list[str]) -> str:
-    """The words for the first cell of a row that is no number."""
-    for column in columns:
-        try:
-            float(row[column])
-        except ValueError:
-            return f", column {header[column]!r}: expected a number, found {row[column]!r}"
-    raise AssertionError("every cell is a number")
-
-
-def _words(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -124,20 +124,10 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     # Names start with the archive's folder, in the archive as well as in the data folder.
     root, checksum = (root.parent, "") if root.is_dir() else (root, digest(root, source.archive.algorithm))
     top, files = source.archive.folder, Source(root)
-    ids = sorted(set(files.text(f"{top}/wnids.txt").split()))
-    if len(ids) != source.classes:
-        raise FedA2LError(
-            f"{root}: {top}/wnids.txt should name {source.classes} classes, found {len(ids)}; fetch the data again",
-            see="data-damaged",
-        )
-    owners = {
-        name: own
-        for own in ids
-        for name in sorted(f"{top}/train/{own}/images/{own}_{number}.JPEG" for number in range(source.train))
-    }
-    trained = len(owners)
+    ids = _ids(source, files)
+    trained = _trained(source, ids)
     tested, problems = _annotated(source, files, ids)
-    owners |= tested
+    owners = trained | tested
     gathered = gather(root, list(owners), size=SIZE, colour=True, processes=processes)
     problems |= gathered.problems
     if problems and not skip_corrupt:
@@ -150,10 +140,9 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     x, y = torch.from_numpy(gathered.x), torch.from_numpy(numbered(list(owners.values()), ids))
     kept = torch.from_numpy(np.array([name not in problems for name in owners]))
     parts: dict[str, Tensor] = {}
-    for part, span in (("train", slice(trained)), ("test", slice(trained, None))):
-        parts |= {f"{part}_x": x[span], f"{part}_y": y[span]}
-        if problems:
-            parts |= {name: parts[name][kept[span]] for name in (f"{part}_x", f"{part}_y")}
+    for part, span in (("train", slice(len(trained))), ("test", slice(len(trained), None))):
+        some = kept[span] if problems else slice(None)  # a mask copies, a slice does not
+        parts |= {f"{part}_x": x[span][some], f"{part}_y": y[span][some]}
         if empty := sorted(set(range(len(ids))) - set(parts[f"{part}_y"].tolist())):
             raise FedA2LError(
                 f"{root}: no {part} picture of {ids[empty[0]]} is left; {describe(problems, len(owners))}",
@@ -162,12 +151,46 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     return _Decoded(parts, _names(files, top, ids), checksum, problems)
 
 
+def _ids(source: TinyImageNet, files: Source) -> list[str]:
+    """The ids of all classes, sorted."""
+    place = f"{source.archive.folder}/wnids.txt"
+    ids = sorted(set(files.text(place).split()))
+    if len(ids) != source.classes:
+        raise FedA2LError(
+            f"{files.root}: {place} should name {source.classes} classes, found {len(ids)}; fetch the data again",
+            see="data-damaged",
+        )
+    return ids
+
+
+def _trained(source: TinyImageNet, ids: list[str]) -> dict[str, str]:
+    """The class id of each training picture, by its name: in order of the ids, then of the names."""
+    folder = f"{source.archive.folder}/train"
+    return {
+        name: own
+        for own in ids
+        for name in sorted(f"{folder}/{own}/images/{own}_{number}.JPEG" for number in range(source.train))
+    }
+
+
 def _annotated(source: TinyImageNet, files: Source, ids: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The class id of each validation picture, by its name and in order of the names, and the pictures without one."""
-    folder, place = f"{source.archive.folder}/val/images", f"{source.archive.folder}/val/val_annotations.txt"
+    folder = f"{source.archive.folder}/val/images"
     expected = {f"val_{number}.JPEG" for number in range(source.classes * source.test)}
+    found = _annotations(source, files, expected)
+    reasons = {name: f"its class {own} is not in wnids.txt" for name, own in found.items() if own not in ids}
+    reasons |= dict.fromkeys(sorted(expected - found.keys()), "no line in val_annotations.txt")
+    usable = sorted(found.keys() - reasons.keys())
+    return (
+        {f"{folder}/{name}": found[name] for name in usable},
+        {f"{folder}/{name}": reason for name, reason in reasons.items()},
+    )
+
+
+def _annotations(source: TinyImageNet, files: Source, expected: set[str]) -> dict[str, str]:
+    """The class id of each validation picture, in order of the file's lines."""
+    place = f"{source.archive.folder}/val/val_annotations.txt"
     found: dict[str, str] = {}
-    problems: dict[str, str] = {}
     for number, line in enumerate(files.text(place).splitlines(), 1):
         name, _, rest = line.partition("\t")
         own, where = rest.partition("\t")[0].strip(), f"{files.root}: {place}, line {number}"
@@ -179,12 +202,7 @@ def _annotated(source: TinyImageNet, files: Source, ids: list[str]) -> tuple[dic
         if name in found:
             raise FedA2LError(f"{where}: {name} has a second line; fetch the data again", see="data-damaged")
         found[name] = own
-        if own not in ids:
-            problems[f"{folder}/{name}"] = f"its class {own} is not in wnids.txt"
-    for name in sorted(expected - found.keys()):
-        problems[f"{folder}/{name}"] = "no line in val_annotations.txt"
-    usable = {f"{folder}/{name}": found[name] for name in sorted(found)}
-    return {name: own for name, own in usable.items() if name not in problems}, problems
+    return found
 
 
 def _names(files: Source, top: str, ids: list[str]) -> list[str]:

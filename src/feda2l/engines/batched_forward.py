@@ -4,7 +4,7 @@ At batch 10 a node alone leaves most of a GPU idle. Here a convolution of k node
 batched matrix product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from feda2l.engines.batched_product import product
 from feda2l.engines.batched_resnet import covers_resnet
 from feda2l.engines.batched_timer import covers_timer
-from feda2l.engines.stacked import ELEMENTWISE, Forward
+from feda2l.engines.stacked import ELEMENTWISE, Forward, flattens_samples, trains_as_written
 from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
 
@@ -30,18 +30,26 @@ def covers(model: nn.Module) -> bool:
     return type(model) is nn.Sequential and all(_covered(part) for part in model) and not list(model.buffers())
 
 
+def _covers_convolution(part: nn.Conv2d) -> bool:
+    plain = (part.stride, part.dilation, part.groups) == ((1, 1), (1, 1), 1)
+    return plain and isinstance(part.padding, tuple) and part.padding_mode == "zeros"
+
+
+def _covers_pooling(part: nn.MaxPool2d) -> bool:
+    sizes = {part.kernel_size, part.stride}
+    return sizes in ({2}, {(2, 2)}) and part.padding == 0 and part.dilation == 1 and not part.ceil_mode
+
+
+COVERS: dict[type[nn.Module], Callable[[Any], bool]] = {
+    nn.Conv2d: _covers_convolution,
+    nn.MaxPool2d: _covers_pooling,
+    nn.Flatten: flattens_samples,
+    **dict.fromkeys((nn.Linear, *ELEMENTWISE), lambda part: True),
+}
+
+
 def _covered(part: nn.Module) -> bool:
-    if part._forward_hooks or part._forward_pre_hooks or any(not p.requires_grad for p in part.parameters()):
-        return False
-    if type(part) is nn.Conv2d:
-        plain = (part.stride, part.dilation, part.groups) == ((1, 1), (1, 1), 1)
-        return plain and isinstance(part.padding, tuple) and part.padding_mode == "zeros"
-    if type(part) is nn.MaxPool2d:
-        sizes = {part.kernel_size, part.stride}
-        return sizes in ({2}, {(2, 2)}) and part.padding == 0 and part.dilation == 1 and not part.ceil_mode
-    if type(part) is nn.Flatten:
-        return (part.start_dim, part.end_dim) == (1, -1)
-    return type(part) in (nn.Linear, *ELEMENTWISE)
+    return type(part) in COVERS and COVERS[type(part)](part) and trains_as_written(part)
 
 
 def batched_forward(model: nn.Sequential) -> Forward:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from feda2l.engines import timer_passes
 from feda2l.engines.batched_product import product
+from feda2l.engines.stacked import trains_as_written
 from feda2l.engines.timer_passes import Dropout
 from feda2l.models.timer import Block, Timer, positions
 
@@ -18,10 +19,8 @@ TOKENS = 16  # of a window at most: attention is written out, which costs tokens
 def covers_timer(model: Timer) -> bool:
     """Is it a Timer as it stands, with a head over all of its few tokens, that trains as a whole?"""
     written = all(getattr(type(model), name) is getattr(Timer, name) for name in ("forward", "encode", "_rescaled"))
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     few = not model.rolls and model.head.in_features <= TOKENS * model.embed.out_features
-    plain = all(type(block) is Block for block in model.blocks) and all(p.requires_grad for p in model.parameters())
-    return written and few and plain and not hooked
+    return written and few and all(type(block) is Block for block in model.blocks) and trains_as_written(model)
 
 
 def timer_forward(

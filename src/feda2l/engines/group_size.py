@@ -20,15 +20,14 @@ def group_size(runs: Sequence[Sequence[int]], width: int) -> int:
     >>> group_size([[184] * 8] * 16, 6_515_200)  # 16 runs of Timer on exchange rates
     16
     """
-    count = sum(map(len, runs))
-    sizes = [size for size in range(count, 0, -1) if size * width <= max(MOST, width)]
-    busy = [size for size in sizes if size * width >= LEAST]
+    largest = min(sum(map(len, runs)), max(MOST // width, 1))
+    busy = range(largest, -(-LEAST // width) - 1, -1)
     lined = [_longest_first(runs[:live]) for live in range((len(runs) + 1) // 2, len(runs) + 1)]
     waste = {size: fmean(_waste(lengths, size) for lengths in lined) for size in busy}
     best = min(busy, key=lambda size: waste[size] * (1 + STEP / size), default=None)
     if best is not None and waste[best] <= WASTE:
         return best
-    return next(size for size in sizes if _waste(lined[-1], size) <= WASTE or size <= 5)
+    return next(size for size in range(largest, 0, -1) if _waste(lined[-1], size) <= WASTE or size <= 5)
 
 
 def _longest_first(runs: Sequence[Sequence[int]]) -> list[int]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from feda2l.algorithms import Algorithm
 from feda2l.engines.engine import EVALUATION_BATCH, Engine, Member, Score, ScoreJob, TrainJob, tally
 from feda2l.errors import FedA2LError
 from feda2l.randomness import derive_seed
@@ -30,22 +31,30 @@ CACHE = 1 << 18  # parameters of the rows trained together: with their momentum 
 Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 
-def is_perceptron(model: nn.Module) -> bool:
-    """Only trainable linear layers and elementwise functions in a row: stacking changes no bit of it.
+def trains_as_written(module: nn.Module) -> bool:
+    """Is no hook registered in the module, and no parameter frozen?"""
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    return not hooked and all(parameter.requires_grad for parameter in module.parameters())
 
-    Exact types, no hooks and no shared parts: whatever else a user's class does, `_perceptron` does not know it.
+
+def flattens_samples(part: nn.Module) -> bool:
+    """Does it make one vector of each sample?"""
+    return type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1)
+
+
+def is_perceptron(model: nn.Module) -> bool:
+    """Is it a `Sequential` of trainable linear layers and elementwise functions? Then stacking changes no bit of it.
+
+    Exact types, no hooks and no shared parts: `_perceptron` does not know what else a user's class does.
     """
-    parts = list(model) if type(model) is nn.Sequential else []
-    linear = [part for part in parts if type(part) is nn.Linear]
-    first = next((part for part in parts if type(part) in (nn.Linear, nn.Flatten)), None)
+    if type(model) is not nn.Sequential or not trains_as_written(model):
+        return False
+    parts = [part for part in model if type(part) not in ELEMENTWISE]
+    linear = [part for part in parts if not flattens_samples(part)]
     return (
-        bool(linear)
-        and type(first) is nn.Flatten
-        and all(type(part) in (nn.Linear, nn.Flatten, *ELEMENTWISE) for part in parts)
-        and all((p.start_dim, p.end_dim) == (1, -1) for p in parts if isinstance(p, nn.Flatten))
-        and not any(p._forward_hooks or p._forward_pre_hooks for p in (model, *parts))
-        and all(parameter.requires_grad for parameter in model.parameters())
-        and len(list(model.parameters())) == sum(len(list(part.parameters())) for part in parts)
+        set(map(type, linear)) == {nn.Linear}
+        and type(parts[0]) is nn.Flatten
+        and len(list(model.parameters())) == sum(len(list(part.parameters())) for part in linear)
     )
 
 
@@ -152,10 +161,7 @@ class Stacked(Engine):
         self.model.train()
         id = self.members[first.run].id(first.node)
         torch.default_generator.manual_seed(derive_seed(training.seed, node=id, round=first.round, purpose="layers"))
-        batches = [
-            member.training.batches(member.shards[job.node], member.id(job.node), job.round, job.epochs)
-            for job, member in ((job, self.members[job.run]) for job in jobs)
-        ]
+        batches = [self._batches(job) for job in jobs]
         rows = torch.tensor([job.row for job in jobs])
         state = _State.of(training, population, jobs, rows)
         algorithm, views = training.algorithm, population.layout.views
@@ -164,11 +170,8 @@ class Stacked(Engine):
         totals = torch.zeros(len(jobs), dtype=torch.float64)
         for chosen, indices in _stretches(batches):
             part, total = state[chosen], totals[chosen]
-            leaves, local = _leaves(views, part.values), None
-            if not algorithm.trains_plainly:
-                remembered = {name: matrix[rows[chosen]] for name, matrix in population.state.items()}
-                local = Local(algorithm, part.values, population.base[rows[chosen]], remembered, views)
-                climbed = [] if local.climbed is None else _leaves(views, local.climbed)
+            leaves = _leaves(views, part.values)
+            local, climbed = self._local(algorithm, part.values, rows[chosen])
             for index in indices:
                 inputs = samples.inputs(index.flatten()).unflatten(0, index.shape)
                 target = samples.targets(index.flatten()).unflatten(0, index.shape)
@@ -180,11 +183,21 @@ class Stacked(Engine):
                     again = partial(self._gradients, training, climbed, inputs, target, told)
                     gradients = local.direct(gradients, again)
                 part.update(gradients)
-        population.trained[rows] = state.values
-        for matrix, memory in zip(population.memory.values(), state.memory, strict=True):
-            matrix[rows] = memory
-        population.steps[rows] = state.steps.squeeze(1)
+        state.store(population, rows)
         return (totals / torch.tensor([len(steps) for steps in batches])).tolist()
+
+    def _batches(self, job: TrainJob) -> list[Tensor]:
+        member = self.members[job.run]
+        return member.training.batches(member.shards[job.node], member.id(job.node), job.round, job.epochs)
+
+    def _local(self, algorithm: Algorithm, values: Tensor, rows: Tensor) -> tuple[Local | None, list[Tensor]]:
+        """What an algorithm adds to local training of some rows, if anything, and the leaves of its climbed state."""
+        if algorithm.trains_plainly:
+            return None, []
+        population, views = self.population, self.population.layout.views
+        remembered = {name: matrix[rows] for name, matrix in population.state.items()}
+        local = Local(algorithm, values, population.base[rows], remembered, views)
+        return local, [] if local.climbed is None else _leaves(views, local.climbed)
 
     def _losses(
         self, training: Training, leaves: list[Tensor], inputs: Tensor, targets: Tensor, taught: Tensor | None
@@ -298,6 +311,12 @@ class _State:
         memory = [matrix[rows] for matrix in self.memory]
         matrices = self.steps[rows], self.rates[rows], self.momenta[rows], self.gradient[rows]
         return _State(self.training, self.layout, self.values[rows], memory, *matrices)
+
+    def store(self, population: Population, rows: Tensor) -> None:
+        population.trained[rows] = self.values
+        for matrix, memory in zip(population.memory.values(), self.memory, strict=True):
+            matrix[rows] = memory
+        population.steps[rows] = self.steps.squeeze(1)
 
     @torch.no_grad()
     def update(self, gradients: Sequence[Tensor]) -> None:

@@ -1,14 +1,16 @@
-"""Reading a fault plan: every mistake is put down to its file and its entry, with what would be right."""
+"""Read a fault plan: every error names the file, the entry and what would be right."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
 from feda2l.errors import FedA2LError
-from feda2l.faults.plan import DEADLINE, KINDS, Fault, FaultPlan
+from feda2l.faults.plan import DEADLINE, KINDS, Fault, FaultPlan, Kind
 from feda2l.names import nearest
 from feda2l.toml_files import read_toml
 
+Refuse = Callable[[Fault, str], NoReturn]
 # the keys of each kind beside `kind` and `round`: those it needs, those it may have
 KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "crash": (("node",), ()),
@@ -33,9 +35,19 @@ def read_plan(path: str | Path, nodes: int) -> FaultPlan:
         raise FedA2LError(f"{path}: deadline = {deadline!r}: must be seconds above 0", see="fault-plan")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise FedA2LError(f"{path}: fault: write every fault as a table of its own, under [[fault]]", see="fault-plan")
-    faults = [fault for number, values in enumerate(entries, 1) for fault in _Entry(path, number, values, nodes).read()]
+    owners: dict[tuple[str, int, int], _Entry] = {}  # the first entry of a fault, which errors about its order name
+    faults: list[Fault] = []
+    for number, values in enumerate(entries, 1):
+        entry = _Entry(path, number, values, nodes)
+        for fault in entry.read():
+            owners.setdefault((fault.kind, fault.round, fault.node), entry)
+            faults.append(fault)
     plan = FaultPlan(tuple(faults), float(deadline), Path(path).read_text(encoding="utf-8"))
-    _check_order(path, entries, plan, nodes)
+
+    def refuse(fault: Fault, problem: str) -> NoReturn:
+        owners[fault.kind, fault.round, fault.node].refuse(problem)
+
+    _check_order(plan, nodes, refuse)
     return plan
 
 
@@ -47,18 +59,8 @@ class _Entry:
 
     def read(self) -> list[Fault]:
         """A fault for each node that the entry names."""
-        kind = self.values.get("kind")
-        if kind is None:
-            self.refuse(f"kind is missing; it is one of {', '.join(KINDS)}")
-        if not isinstance(kind, str) or kind not in KINDS:
-            self.refuse(f"kind = {kind!r} is unknown; {nearest(str(kind), KINDS)}")
-        needed, allowed = KEYS[kind]
-        for key in self.values:
-            if key not in ("kind", "round", *needed, *allowed):
-                self.refuse(f"{key}: unknown key; {nearest(key, ('kind', 'round', *needed, *allowed))}")
-        for key in ("round", *needed):
-            if key not in self.values:
-                self.refuse(f"{key} is missing")
+        kind = self._kind()
+        self._check_keys(*KEYS[kind])
         round = self._count("round")
         rest: dict[str, Any] = {"rounds": self._count("rounds")} if "rounds" in self.values else {}
         if "seconds" in self.values:
@@ -77,6 +79,23 @@ class _Entry:
         kind = self.values.get("kind")
         what = f" ({kind})" if isinstance(kind, str) else ""
         raise FedA2LError(f"{self.path}: fault {self.number}{what}: {problem}", see="fault-plan")
+
+    def _kind(self) -> Kind:
+        kind = self.values.get("kind")
+        if kind is None:
+            self.refuse(f"kind is missing; it is one of {', '.join(KINDS)}")
+        if not isinstance(kind, str) or kind not in KINDS:
+            self.refuse(f"kind = {kind!r} is unknown; {nearest(str(kind), KINDS)}")
+        return kind
+
+    def _check_keys(self, needed: tuple[str, ...], allowed: tuple[str, ...]) -> None:
+        known = ("kind", "round", *needed, *allowed)
+        for key in self.values:
+            if key not in known:
+                self.refuse(f"{key}: unknown key; {nearest(key, known)}")
+        for key in ("round", *needed):
+            if key not in self.values:
+                self.refuse(f"{key} is missing")
 
     def _count(self, key: str) -> int:
         value = self.values[key]
@@ -124,44 +143,41 @@ class _Entry:
         return tuple(map(frozenset, found))
 
 
-def _check_order(path: str | Path, entries: list[dict[str, Any]], plan: FaultPlan, nodes: int) -> None:
-    """Refuse what no node can do: die twice, come back without having gone, and all be gone at once."""
-
-    def refuse(fault: Fault, problem: str) -> NoReturn:
-        number = next(
-            n
-            for n, entry in enumerate(entries, start=1)
-            if entry["kind"] == fault.kind
-            and entry["round"] == fault.round
-            and fault.node in (entry["node"] if isinstance(entry["node"], list) else [entry["node"]])
-        )
-        raise FedA2LError(f"{path}: fault {number} ({fault.kind}): {problem}", see="fault-plan")
-
+def _check_order(plan: FaultPlan, nodes: int, refuse: Refuse) -> None:
+    """Refuse a plan that no network can follow."""
     goes = [fault for fault in plan.faults if fault.kind in ("crash", "hang", "restart")]
-    for node in sorted({fault.node for fault in goes}):
-        own = sorted((fault for fault in goes if fault.node == node), key=lambda f: (f.round, f.kind != "restart"))
-        dead_since: int | None = None
-        free = 1  # the first round in which the node is there again
-        for fault in own:
-            if fault.kind == "restart":
-                if dead_since is None:
-                    refuse(fault, f"node {node} has not crashed before round {fault.round}, so it cannot come back")
-                dead_since, free = None, fault.round
-                continue
-            if dead_since is not None:
-                refuse(fault, f"node {node} is dead since round {dead_since}; restart it first")
-            if fault.round < free:
-                refuse(fault, f"node {node} hangs until round {free - 1}; faults of a node must not overlap")
-            if fault.kind == "crash":
-                dead_since = fault.round
-            else:
-                free = fault.round + fault.rounds
+    for node, faults in groupby(sorted(goes, key=lambda f: (f.node, f.round, f.kind != "restart")), lambda f: f.node):
+        _check_node(node, faults, refuse)
     for fault in plan.faults:
         if fault.kind == "rejoin" and plan.away(fault.node, fault.round):
             refuse(fault, f"node {fault.node} is away in round {fault.round}")
+    _check_somebody_is_left(plan, goes, nodes, refuse)
+
+
+def _check_somebody_is_left(plan: FaultPlan, goes: list[Fault], nodes: int, refuse: Refuse) -> None:
     for fault in sorted(goes, key=lambda fault: fault.round):
         if fault.kind != "restart" and all(plan.away(node, fault.round) for node in range(nodes)):
             refuse(fault, f"in round {fault.round} nobody is left; keep at least one node")
+
+
+def _check_node(node: int, faults: Iterable[Fault], refuse: Refuse) -> None:
+    """Refuse a node that fails while it is away, or restarts without a crash before."""
+    dead_since: int | None = None
+    free = 1  # the first round in which the node is there again
+    for fault in faults:
+        if fault.kind == "restart":
+            if dead_since is None:
+                refuse(fault, f"node {node} has not crashed before round {fault.round}, so it cannot come back")
+            dead_since, free = None, fault.round
+            continue
+        if dead_since is not None:
+            refuse(fault, f"node {node} is dead since round {dead_since}; restart it first")
+        if fault.round < free:
+            refuse(fault, f"node {node} hangs until round {free - 1}; faults of a node must not overlap")
+        if fault.kind == "crash":
+            dead_since = fault.round
+        else:
+            free = fault.round + fault.rounds
 
 
 def _is_number(value: object) -> bool:

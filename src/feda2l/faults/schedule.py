@@ -1,6 +1,8 @@
 """Absences on a network: who is there in a round, whom each hears, and with which weights."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -8,6 +10,8 @@ from torch import Tensor
 from feda2l.faults.plan import Return
 from feda2l.topology import Mixing
 from feda2l.topology.row import Voice, mean_weights, row_weights
+
+Ids = tuple[int, ...]
 
 
 class Attendance(Protocol):
@@ -87,27 +91,36 @@ class Schedule:
         return any(not self.plan.away(node, round) for round in range(number, 0, -1))
 
     def _make(self, number: int) -> Round:
-        plan, mixing = self.plan, self.mixing
-        present = tuple(node for node in range(self.nodes) if not plan.away(node, number))
-        rows: dict[int, tuple[tuple[int, ...], Tensor]] = {}
-        heard, rejected, sent = [0] * self.nodes, [0] * self.nodes, [0] * self.nodes
-        alone = set()
-        for node in range(self.nodes):
-            closed, _ = mixing.row(node, number)
-            near = tuple(j for j in closed if j == node or plan.hears(node, j, number))
-            heard[node] = len(near) - 1
-            broken = [j for j in closed if j != node and plan.rejects(node, j, number)]
-            rejected[node] = len(broken)
-            for j in (*near, *broken):
-                sent[j] += j != node
-            if len(near) == len(closed):
-                continue
-            voices = self._closed(closed, number)
-            rows[node] = near, row_weights(mixing.weights, node, voices, near, push=mixing.push)
-            if len(near) == 1 and not plan.away(node, number):
-                alone.add(node)
-        left = mixing.with_rows(rows, number) if rows else mixing
-        return Round(present, left, tuple(heard), tuple(rejected), frozenset(alone), tuple(sent))
+        nodes, mixing = range(self.nodes), self.mixing
+        present = tuple(node for node in nodes if not self.plan.away(node, number))
+        closed, heard, rejected = zip(*(self._links(node, number) for node in nodes), strict=True)
+        rows = self._rows(closed, heard, number)
+        arrived = Counter(chain(*heard, *rejected))
+        return Round(
+            present,
+            mixing.with_rows(rows, number) if rows else mixing,
+            heard=tuple(map(len, heard)),
+            rejected=tuple(map(len, rejected)),
+            alone=frozenset(node for node in rows.keys() & present if not heard[node]),
+            sent=tuple(arrived[node] for node in nodes),
+        )
+
+    def _links(self, node: int, number: int) -> tuple[Ids, Ids, Ids]:
+        """The closed neighbourhood of a node, the others that it hears, and those whose message it rejects."""
+        closed, _ = self.mixing.row(node, number)
+        others = [j for j in closed if j != node]
+        heard = tuple(j for j in others if self.plan.hears(node, j, number))
+        return closed, heard, tuple(j for j in others if self.plan.rejects(node, j, number))
+
+    def _rows(self, closed: Sequence[Ids], heard: Sequence[Ids], number: int) -> dict[int, tuple[Ids, Tensor]]:
+        """The rows of W of the nodes that do not hear all of their neighbours."""
+        rows = {}
+        for node, others in enumerate(heard):
+            if len(others) + 1 < len(closed[node]):
+                near = tuple(sorted((node, *others)))
+                voices = self._closed(closed[node], number)
+                rows[node] = near, row_weights(self.mixing.weights, node, voices, near, push=self.mixing.push)
+        return rows
 
     def _closed(self, closed: Sequence[int], number: int) -> list[Voice]:
         """What those of a closed neighbourhood tell of themselves."""

@@ -1,12 +1,12 @@
 """Fine-tuning: pretrained weights as the start of a model, and layers that keep theirs."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import nn
+from torch import Tensor, nn
 
 from feda2l.errors import FedA2LError
 
@@ -34,19 +34,7 @@ def load_start(model: nn.Module, path: str, *, fresh: Sequence[str] = (), sha256
     own = model.state_dict()
     drawn = _matching(own, fresh, "model.fresh")
     wanted = [name for name in own if name not in drawn]
-    missing = [name for name in wanted if name not in given]
-    foreign = [name for name in given if name not in own]
-    unlike = [
-        f"{name} (is {list(given[name].shape)}, should be {list(own[name].shape)})"
-        for name in wanted
-        if name in given and given[name].shape != own[name].shape
-    ]
-    problems = [
-        f"{kind} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-        for kind, names in (("lacks", missing), ("does not fit in", unlike), ("has the foreign", foreign))
-        if names
-    ]
-    if problems:
+    if problems := list(_misfits(own, given, wanted)):
         raise FedA2LError(
             f'model.start = "{path}" is of another {type(model).__name__}: it {"; ".join(problems)}; '
             "name layers that are to be drawn anew in model.fresh",
@@ -54,6 +42,23 @@ def load_start(model: nn.Module, path: str, *, fresh: Sequence[str] = (), sha256
         )
     model.load_state_dict({name: given[name] for name in wanted}, strict=False)
     return found
+
+
+def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], wanted: Iterable[str]) -> Iterator[str]:
+    """How a file's tensors differ from a model's."""
+    unlike = [
+        f"{name} (is {list(given[name].shape)}, should be {list(own[name].shape)})"
+        for name in wanted
+        if name in given and given[name].shape != own[name].shape
+    ]
+    for kind, names in (
+        ("lacks", [name for name in wanted if name not in given]),
+        ("does not fit in", unlike),
+        ("has the foreign", [name for name in given if name not in own]),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" * (len(names) > 3)
+            yield f"{kind} {', '.join(names[:3])}{more}"
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

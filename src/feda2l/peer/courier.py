@@ -1,11 +1,10 @@
 """Between a node and its neighbours: publishes messages, asks for theirs, and believes nothing unchecked."""
 
 import statistics
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -141,39 +140,28 @@ class Courier:
         Whoever came to the last round is waited for; who is away is asked, and waited for again when it keeps the pace.
         """
         self._leaps.clear()
-        found: dict[int, Head] = {}
-        done = threading.Condition()
-        open_: set[int] = set()
-
-        def collect(number: int, neighbour: Neighbour) -> None:
-            head = None
-            try:
-                head = self._head(neighbour, round, step)
-            finally:  # whatever went wrong with this one, the round must not wait for it
-                with done:
-                    if head is not None:
-                        found[number] = head
-                    open_.discard(number)
-                    done.notify_all()
-
-        asked = [n for n, neighbour in enumerate(self.neighbours) if self._asked(neighbour, round)]
+        asked = [neighbour for neighbour in self.neighbours if self._asked(neighbour, round)]
         alone = bool(self.neighbours) and not any(neighbour.present for neighbour in self.neighbours)
-        open_ |= set(asked)
-        for number in asked:
-            self._pool.submit(collect, number, self.neighbours[number])
-        with done:
-            done.wait_for(lambda: not open_)
-        if self._leaps:
-            there = sum(self.transport.alive(self.neighbours[number].name) for number in asked)
-            for neighbour, head in self._confirmed(list(found.values()), there).items():
-                found[self.neighbours.index(neighbour)] = self._last(neighbour, head)
-        if alone and not found and self._lasted:
-            # with nobody to wait for it would run ahead, and whoever comes back would have to jump to it
-            time.sleep(max(0.0, self.began + statistics.median(self._lasted) - time.monotonic()))
+        found = self._answers(asked, round, step)
+        found |= self._confirmed(list(found.values()), asked)
+        if alone and not found:
+            self._keep_pace()
         if len(found) == len(self.neighbours) == self.facts.heard_by and self._mutual:
             # they have what went before, or they would not be here: its memory takes what they send
             self._spare = self._spare or self.mailbox.make_room()
-        return {self.neighbours[number]: found[number] for number in sorted(found)}
+        return dict(sorted(found.items(), key=lambda item: item[0].id))
+
+    def _keep_pace(self) -> None:
+        """Wait for the usual end of a round: alone we would run ahead, and whoever returns would have to jump."""
+        if self._lasted:
+            time.sleep(max(0.0, self.began + statistics.median(self._lasted) - time.monotonic()))
+
+    def _answers(self, asked: Sequence[Neighbour], round: int, step: int) -> dict[Neighbour, Head]:
+        """The heads of those who answer in time; whoever's answer ends in an error counts as silent."""
+        answers = {neighbour: self._pool.submit(self._head, neighbour, round, step) for neighbour in asked}
+        wait(answers.values())
+        heads = {neighbour: answer.result() for neighbour, answer in answers.items() if not answer.exception()}
+        return {neighbour: head for neighbour, head in heads.items() if head is not None}
 
     def newest(
         self, seconds: float, enough: Callable[[dict[Neighbour, Head]], bool], *, after: int | None = None
@@ -314,14 +302,17 @@ class Courier:
         following = self._ask_head(neighbour, f"head/{after + 1}/0", GLANCE, (after + 1, 0))
         return head if following is not None and following.round > after + 1 else following
 
-    def _confirmed(self, found: Sequence[Head], there: int) -> dict[Neighbour, Head]:
-        """The leaps that most of those who are `there` have made: then it is we who are slow, and nobody lies.
+    def _confirmed(self, found: Sequence[Head], asked: Sequence[Neighbour]) -> dict[Neighbour, Head]:
+        """The leaps that most of those whose link is up have made: then it is we who are slow, and nobody lies.
 
         Whoever hears only one has nobody else to ask, and believes it.
         """
+        if not self._leaps:
+            return {}
+        there = sum(self.transport.alive(neighbour.name) for neighbour in asked)
         said = [head.round for head in (*found, *self._leaps.values())]
         return {
-            neighbour: head
+            neighbour: self._last(neighbour, head)
             for neighbour, head in self._leaps.items()
             if 2 * sum(round >= head.round - AHEAD for round in said) > there
         }

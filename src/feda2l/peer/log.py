@@ -302,7 +302,7 @@ def _iso(seconds: float) -> str:
 
 def _plain(value: Any) -> Any:
     """A value as JSON holds it: no infinity, no object, no endless text."""
-    if value is None or isinstance(value, bool | int):
+    if isinstance(value, int | None):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)

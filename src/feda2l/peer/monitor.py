@@ -10,7 +10,7 @@ import socketserver
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -31,6 +31,8 @@ PAIRS = 256  # of neighbour and reason counted apart: names in forged messages m
 CONNECTIONS = 8  # served at once; more are closed
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's text format
 SLOWEST = 5.0  # seconds a client may take to say what it wants
+_Rows = Sequence[tuple[Mapping[str, str], float | None]]  # the labels of each value, and the value if it is known
+_Metric = tuple[Literal["gauge", "counter"], str, str, _Rows]  # kind, name, help text and values
 
 
 @dataclass(frozen=True)
@@ -157,75 +159,71 @@ class Monitor:
         """Every metric of this moment; called by the registry for each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        for kind, name, text, rows in self._metrics():
+            family = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}[kind](
+                f"feda2l_{name}", text, labels=["node", *(rows[0][0] if rows else ())]
+            )
+            for labels, value in rows:
+                if value is not None:
+                    family.add_metric([self.node, *labels.values()], value)
+            yield family
+
+    def _metrics(self) -> Iterator[_Metric]:
         with self._lock:
             status, scores, rejected = self.status, dict(self._scores), dict(self._rejected)
             length = self._lengths[-1] if self._lengths else None
             since = time.monotonic() - self._progress
-
-        def gauge(name: str, text: str, *rows: tuple[Mapping[str, str], float | None]) -> "Metric":
-            family = GaugeMetricFamily(f"feda2l_{name}", text, labels=["node", *(rows[0][0] if rows else ())])
-            for labels, value in rows:
-                if value is not None:
-                    family.add_metric([self.node, *labels.values()], value)
-            return family
-
-        def counter(name: str, text: str, *rows: tuple[Mapping[str, str], float]) -> "Metric":
-            family = CounterMetricFamily(f"feda2l_{name}", text, labels=["node", *(rows[0][0] if rows else ())])
-            for labels, value in rows:
-                family.add_metric([self.node, *labels.values()], value)
-            return family
-
         now = time.time()
-        yield gauge("round", "Rounds completed", ({}, status.round))
-        yield gauge("rounds", "Rounds of the whole run", ({}, status.rounds))
-        yield gauge("healthy", "1 while rounds are completed in time", ({}, self.health()[0]))
-        yield gauge("ready", "1 while the node takes part in rounds", ({}, self.ready()[0]))
-        yield gauge("insecure", "1 if the node talks in plaintext", ({}, status.insecure))
-        yield gauge("since_round_seconds", "Seconds since the last round was completed", ({}, since))
-        yield gauge("round_seconds", "Seconds the last round took", ({}, length))
-        yield gauge("deadline_seconds", "Seconds a round waits for neighbours", ({}, status.deadline))
-        yield gauge("train_loss", "Training loss of the last round", ({}, status.train_loss))
-        for name in SCORES:
-            value = scores.get(name, (None, 0))[0]
-            yield gauge(name, f"{name} of the last evaluated round", ({}, value))
-        evaluated = max((measured for _, measured in scores.values()), default=None)
-        yield gauge("evaluated_round", "The round the scores belong to", ({}, evaluated))
-        for name, text, values in (
-            ("rate", "Learning rate", status.rates),
-            ("multiplier", "Multiplier of the learning rate", status.multipliers),
-        ):
-            yield gauge(f"layer_{name}", f"{text} of a layer", *(({"layer": key}, values[key]) for key in values))
-            yield gauge(name, f"{text} over the layers", *(({"stat": key}, of) for key, of in _spread(values.values())))
-        yield counter("sent_bytes", "Bytes sent to neighbours", ({}, status.bytes_sent))
-        yield counter("received_bytes", "Bytes received from neighbours", ({}, status.bytes_received))
-        counted = _count(status.neighbours)
-        yield gauge("neighbours", "Neighbours by state", *(({"state": state}, counted[state]) for state in STATES))
-        yield gauge(
-            "neighbour_state",
-            "1 for the state a neighbour is in",
-            *(({"neighbour": n.name, "state": state}, n.state == state) for n in status.neighbours for state in STATES),
-        )
-        yield gauge(
-            "neighbour_last_round",
-            "The last round a neighbour was heard in",
-            *(({"neighbour": n.name}, n.last_round) for n in status.neighbours),
-        )
-        yield gauge(
-            "neighbour_waited_seconds",
-            "Seconds a neighbour's message took in the last round",
-            *(({"neighbour": n.name}, n.waited) for n in status.neighbours),
-        )
-        yield counter(
-            "rejected_messages",
-            "Messages dropped, by sender and reason",
-            *(({"neighbour": who, "reason": why}, count) for (who, why), count in rejected.items()),
-        )
-        yield counter("rounds_alone", "Rounds in which no neighbour was heard", ({}, status.rounds_alone))
         age = None if status.checkpoint_time is None else max(0.0, now - status.checkpoint_time)
-        yield gauge("checkpoint_age_seconds", "Seconds since the last checkpoint", ({}, age))
         left = None if status.certificate_expires is None else (status.certificate_expires - now) / 86400
-        yield gauge("certificate_days_left", "Days the node's certificate is still valid", ({}, left))
-        yield counter("log_lines_lost", "Lines that did not reach the log file", ({}, status.log_lines_lost))
+        yield _gauge("round", "Rounds completed", status.round)
+        yield _gauge("rounds", "Rounds of the whole run", status.rounds)
+        yield _gauge("healthy", "1 while rounds are completed in time", self.health()[0])
+        yield _gauge("ready", "1 while the node takes part in rounds", self.ready()[0])
+        yield _gauge("insecure", "1 if the node talks in plaintext", status.insecure)
+        yield _gauge("since_round_seconds", "Seconds since the last round was completed", since)
+        yield _gauge("round_seconds", "Seconds the last round took", length)
+        yield _gauge("deadline_seconds", "Seconds a round waits for neighbours", status.deadline)
+        yield _gauge("train_loss", "Training loss of the last round", status.train_loss)
+        for name in SCORES:
+            yield _gauge(name, f"{name} of the last evaluated round", scores.get(name, (None, 0))[0])
+        evaluated = max((measured for _, measured in scores.values()), default=None)
+        yield _gauge("evaluated_round", "The round the scores belong to", evaluated)
+        yield from _layers("rate", "Learning rate", status.rates)
+        yield from _layers("multiplier", "Multiplier of the learning rate", status.multipliers)
+        yield _counter("sent_bytes", "Bytes sent to neighbours", status.bytes_sent)
+        yield _counter("received_bytes", "Bytes received from neighbours", status.bytes_received)
+        yield from _neighbours(status.neighbours)
+        pairs: _Rows = [({"neighbour": who, "reason": why}, count) for (who, why), count in rejected.items()]
+        yield "counter", "rejected_messages", "Messages dropped, by sender and reason", pairs
+        yield _counter("rounds_alone", "Rounds in which no neighbour was heard", status.rounds_alone)
+        yield _gauge("checkpoint_age_seconds", "Seconds since the last checkpoint", age)
+        yield _gauge("certificate_days_left", "Days the node's certificate is still valid", left)
+        yield _counter("log_lines_lost", "Lines that did not reach the log file", status.log_lines_lost)
+
+
+def _gauge(name: str, text: str, value: float | None) -> _Metric:
+    return "gauge", name, text, [({}, value)]
+
+
+def _counter(name: str, text: str, value: float) -> _Metric:
+    return "counter", name, text, [({}, value)]
+
+
+def _layers(name: str, text: str, values: Mapping[str, float]) -> Iterator[_Metric]:
+    yield "gauge", f"layer_{name}", f"{text} of a layer", [({"layer": key}, values[key]) for key in values]
+    yield "gauge", name, f"{text} over the layers", [({"stat": key}, of) for key, of in _spread(values.values())]
+
+
+def _neighbours(neighbours: Sequence[NeighbourStatus]) -> Iterator[_Metric]:
+    counted = _count(neighbours)
+    yield "gauge", "neighbours", "Neighbours by state", [({"state": state}, counted[state]) for state in STATES]
+    states = [({"neighbour": n.name, "state": state}, n.state == state) for n in neighbours for state in STATES]
+    yield "gauge", "neighbour_state", "1 for the state a neighbour is in", states
+    heard = [({"neighbour": n.name}, n.last_round) for n in neighbours]
+    yield "gauge", "neighbour_last_round", "The last round a neighbour was heard in", heard
+    waited = [({"neighbour": n.name}, n.waited) for n in neighbours]
+    yield "gauge", "neighbour_waited_seconds", "Seconds a neighbour's message took in the last round", waited
 
 
 class _Server(socketserver.ThreadingMixIn, HTTPServer):

@@ -10,7 +10,10 @@ from torch import Tensor
 from feda2l.equations import Signals
 from feda2l.errors import FedA2LError
 
-__all__ = ["Measure", "Rates", "Rule", "Schedule", "ScheduledRates", "Setting", "demand_clip"]
+__all__ = ["Measure", "Rates", "Role", "Rule", "Schedule", "ScheduledRates", "Setting", "demand_clip"]
+
+# what a rule is in a comparison: FedA2L, a control (FedA2L without one of its parts), the constant rate or another rule
+Role = Literal["ours", "control", "constant", "baseline"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Rule:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     summary: ClassVar[str]
+    role: ClassVar[Role] = "baseline"
     has_end: ClassVar[bool] = False  # does `horizon` matter?
 
     @property

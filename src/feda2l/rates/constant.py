@@ -10,6 +10,7 @@ class Constant(Schedule):
     """rate(t) = base."""
 
     summary = "the base rate throughout"
+    role = "constant"
 
     def factor(self, index: int, setting: Setting) -> float:
         return 1.0

@@ -16,6 +16,7 @@ class DecayOnly(FedA2LRule):
     """FedA2L with m = 1: same preset, warm-up, decay index and clip."""
 
     summary = "control: FedA2L with every multiplier 1"
+    role = "control"
 
     def start(self, setting: Setting) -> FedA2LRates:
         return _DecayOnlyRates(self.resolved(len(setting.layers)), setting)

@@ -22,6 +22,7 @@ class DecayOnlyMatched(FedA2LRule):
     """
 
     summary = "control: decay_only times the mean multiplier of a paired FedA2L run"
+    role = "control"
 
     paired: str = ""
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from feda2l.equations import Signals, decay_factor, fusion_score, multiplier, zscore
 from feda2l.errors import FedA2LError
-from feda2l.rates.base import Measure, Rates, Rule, Setting
+from feda2l.rates.base import Measure, Rates, Role, Rule, Setting
 
 DEEP = 10  # more layers than this is a deep model, in the paper's defaults and in the released code
 
@@ -47,6 +47,7 @@ class FedA2LRule(Rule):
     """
 
     summary = "layer-wise rates from weight divergence and aggregation stability (the paper)"
+    role: ClassVar[Role] = "ours"
 
     preset: Literal["paper", "reference"] = "paper"
     warmup_rounds: int | None = None
@@ -91,22 +92,12 @@ class FedA2LRule(Rule):
             demand(getattr(self, key) in (None, *choices), key, f"must be one of {', '.join(choices)}")
 
     def resolved(self, layers: int, *, model: str = "", data: str = "") -> "FedA2LRule":
-        """The same rule with every value set: the preset's, and the paper's defaults by depth and task.
-
-        Up to 10 layers: 10 rounds of warm-up, window 5, decay .3; deeper models: 40, 10, .1 (decay .05 on
-        TinyImageNet); Timer: 20, 10, .3.
-        """
+        """The same rule with every value set: the preset's, and the paper's defaults by depth and task."""
         deep = layers > DEEP
-        warmup_rounds, window, decay = (40, 10, 0.1) if deep else (10, 5, 0.3)
-        if model == "timer":
-            warmup_rounds, window, decay = 20, 10, 0.3
-        elif data == "tinyimagenet" and deep:
-            decay = 0.05
-        defaults: dict[str, Any] = {"warmup_rounds": warmup_rounds, "window": window, "decay": decay}
-        defaults |= PRESETS[self.preset]
+        defaults = PRESETS[self.preset] | _paper_defaults(deep, model, data)
         if self.preset == "reference":
-            xi = decay if self.decay is None else self.decay
-            defaults |= {"warmup_factor": xi if deep else 1.0, "bn_warmup_factor": 0.5 if deep else 1.0}
+            decay = defaults["decay"] if self.decay is None else self.decay
+            defaults |= {"warmup_factor": decay if deep else 1.0, "bn_warmup_factor": 0.5 if deep else 1.0}
         return replace(self, **{key: value for key, value in defaults.items() if getattr(self, key) is None})
 
     @property
@@ -117,6 +108,15 @@ class FedA2LRule(Rule):
 
     def start(self, setting: Setting) -> "FedA2LRates":
         return FedA2LRates(self.resolved(len(setting.layers)), setting)
+
+
+def _paper_defaults(deep: bool, model: str, data: str) -> dict[str, Any]:
+    """Warm-up rounds, window and decay that the paper uses for a task."""
+    if model == "timer":
+        return {"warmup_rounds": 20, "window": 10, "decay": 0.3}
+    if deep:
+        return {"warmup_rounds": 40, "window": 10, "decay": 0.05 if data == "tinyimagenet" else 0.1}
+    return {"warmup_rounds": 10, "window": 5, "decay": 0.3}
 
 
 class FedA2LRates(Rates):

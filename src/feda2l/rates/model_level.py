@@ -11,6 +11,7 @@ class ModelLevel(FedA2LRule):
     """sigma and zeta over all measured parameters as one layer: one multiplier a node."""
 
     summary = "control: FedA2L with one sigma, one zeta and one multiplier a node"
+    role = "control"
 
     @property
     def measure(self) -> Measure:

@@ -15,6 +15,7 @@ class RandomMultiplier(FedA2LRule):
     """Every node, layer and signal keeps a history of iid N(0, 1) that goes through the unchanged rule."""
 
     summary = "control: FedA2L fed with white noise in place of its signals"
+    role = "control"
 
     def start(self, setting: Setting) -> FedA2LRates:
         return _RandomRates(self.resolved(len(setting.layers)), setting)

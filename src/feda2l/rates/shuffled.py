@@ -16,6 +16,7 @@ class Shuffled(FedA2LRule):
     """The multipliers of the round permuted over the layers of each node: same values, no layer information."""
 
     summary = "control: FedA2L's multipliers permuted over the layers of a node"
+    role = "control"
 
     def start(self, setting: Setting) -> FedA2LRates:
         return _ShuffledRates(self.resolved(len(setting.layers)), setting)

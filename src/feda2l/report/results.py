@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from feda2l.rates import RULES
-from feda2l.rates.feda2l import FedA2LRule
+from feda2l.rates.base import Role
 from feda2l.report.curves import mean_curve
 from feda2l.report.find_runs import FoundRun, Notes
 from feda2l.report.layout import Layout, Study, label, lay_out, order, usual_values
@@ -18,7 +18,6 @@ from feda2l.report.paper_numbers import PaperNumber, paper_number
 from feda2l.report.run_figures import Figures, first_rounds, smooth
 from feda2l.report.significance import PairedTest, paired_test
 
-Role = Literal["ours", "control", "constant", "baseline"]
 NEVER = math.inf
 
 
@@ -36,14 +35,9 @@ class Cell:
 
     @cached_property
     def role(self) -> Role:
-        """FedA2L itself, a control of it (all of its machinery but one part), the constant rate, or another rule."""
-        name = str(self.example.run.keys.get("rates.name"))
-        kind = RULES.get(name)
-        if kind is FedA2LRule:
-            return "ours"
-        if kind is not None and issubclass(kind, FedA2LRule):
-            return "control"
-        return "constant" if name == "constant" else "baseline"
+        """What its rule is in a comparison; a user's rule is a baseline."""
+        kind = RULES.get(str(self.example.run.keys.get("rates.name")))
+        return kind.role if kind is not None else "baseline"
 
     @property
     def rounds(self) -> int:

@@ -97,35 +97,29 @@ class Spec(Section):
         start_sha256: str | None = None,
     ) -> "Spec":
         """The same spec with every default filled in that depends on the data, the model or the rounds."""
-        rates = self.rates.model_dump() | {"horizon": self.rates.horizon or self.rounds}
-        training, topology = self.training.model_dump(), self.topology.model_dump()
-        for section, values in (("training", training), ("topology", topology)):
-            given = getattr(self, section).model_fields_set
-            own = self.algorithm.algorithm.defaults.get(section, {})
-            values |= {key: value for key, value in own.items() if key not in given}
+        values = self.model_dump()
+        for section in ("training", "topology"):
+            values[section] |= self._algorithm_defaults(section)
         rule = self.rates.rule
         if isinstance(rule, FedA2LRule):
             rule = rule.resolved(layers, model=model, data=self.data.name)
             if rule.preset == "reference" and layers > DEEP and "momentum" not in self.training.model_fields_set:
-                training["momentum"] = 0.0
-        rates |= {key: getattr(rule, key) for key in parameters_of(type(rule))}
-        algorithm = self.algorithm.model_dump()
-        algorithm |= {
-            key: getattr(self.algorithm.algorithm, key) for key in parameters_of(type(self.algorithm.algorithm))
-        }
-        values = self.model_dump() | {
-            "rates": rates,
-            "training": training,
-            "topology": topology,
-            "algorithm": algorithm,
-        }
+                values["training"]["momentum"] = 0.0
+        values["rates"] |= {"horizon": self.rates.horizon or self.rounds} | _parameters(rule)
+        values["algorithm"] |= _parameters(self.algorithm.algorithm)
         values["model"] |= {"name": model, "loss": loss or self.model.loss, "start_sha256": start_sha256}
         values["data"] |= {"nodes": nodes or self.data.nodes}
         return Spec.model_validate(values)
 
+    def _algorithm_defaults(self, section: str) -> dict[str, Any]:
+        """The algorithm's defaults for a section, without the keys that the user gave."""
+        given = getattr(self, section).model_fields_set
+        defaults = self.algorithm.algorithm.defaults.get(section, {})
+        return {key: value for key, value in defaults.items() if key not in given}
+
     @contextmanager
     def at_fault(self) -> Iterator[None]:
-        """Mistakes that show only when the spec meets its data and model are put down to where it was given."""
+        """Name the spec's file in the message of an error that shows only with its data and model."""
         try:
             yield
         except FedA2LError as error:
@@ -134,6 +128,10 @@ class Spec(Section):
     def to_toml(self) -> str:
         """The spec as a TOML file that parses back to it; keys without a value are left out."""
         return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
+
+
+def _parameters(of: object) -> dict[str, Any]:
+    return {key: getattr(of, key) for key in parameters_of(type(of))}
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Studies from a notebook or the command line: load, say the cost, run."""
+"""Studies from a notebook or the command line: load, estimate the cost, run."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,17 +39,16 @@ def study(
     progress: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """Run a study, or go on with it: finished runs are skipped, partial ones resumed.
+    """Run or resume a study: finished runs are skipped, partial ones are resumed.
 
     `out` is the study's folder (default `runs/NAME`, with a reading `runs/NAME-READING`). `outcome.runs` are the
-    finished runs, `.failed` and `.left` say what is not. `say` is told the cost before anything runs. `trackers` are
-    those of `feda2l.run`.
+    finished runs, `.failed` and `.left` name the others. `say` receives the estimated cost before the first run.
+    `trackers` are those of `feda2l.run`.
     """
     wanted = everywhere(lambda: load_study(name, sets=sets, reading=reading, seeds=seeds))
     folder = StudyFolder(Path(out or Path("runs") / "-".join(filter(None, (wanted.name, reading)))))
     part = _shard(shard)
-    if limit_minutes is not None and limit_minutes <= 0:
-        raise FedA2LError(f"--limit-minutes {limit_minutes:g}: must be above 0")
+    _demand_above_zero(limit_minutes)
     observers = Observers(trackers)
     work = StudyRun(
         wanted,
@@ -92,6 +91,11 @@ def _cost(work: StudyRun) -> list[str]:
         return work.cost()
     except FedA2LError as error:  # without the data the plan is still of use
         return [f"time unknown: {error}"]
+
+
+def _demand_above_zero(limit_minutes: float | None) -> None:
+    if limit_minutes is not None and limit_minutes <= 0:
+        raise FedA2LError(f"--limit-minutes {limit_minutes:g}: must be above 0")
 
 
 def _shard(text: str | None) -> tuple[int, int]:

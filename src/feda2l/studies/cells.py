@@ -50,27 +50,29 @@ class Cell:
 
 
 def expand(study: "Study", source: str, tuned: str | None, overrides: Sequence[str] = ()) -> list[Cell]:
-    """Every cell of a study in the order of its file; one that is no sound spec, or stands twice, is refused."""
-    protocol = READINGS[study.reading] if study.reading else None
-    cells = []
-    for variant, axes, own in _combinations(study):
-        given = merged(study.base, own)
-        label = "-".join(filter(None, (variant, *itertools.starmap(_word, axes.items())))) or study.name
-        blocks = read_as(study.reading, given) if study.reading else [("", given)]
-        for block, values in blocks:
-            name = f"{label}-{block}" if block else label
-            cell = Cell(name, values, f"{source}, cell {name}", variant, axes, block)
-            # the study's own [tune] is for what its base gives, the reading's only for what the study leaves open
-            fixed = has(own if study.tune else given, tuned) if tuned else True
-            varies = protocol is not None and protocol.partition_varies and not has(given, "data.partition_seed")
-            cells.append(replace(cell, tuned=not fixed, partition_varies=varies))
-    cells = _unique(cells)
+    """Every cell of a study in the order of its file; an invalid or repeated one is an error."""
+    cells = _unique(list(_read_cells(study, source, tuned)))
     specs = [cell.check(study.seeds[0], overrides) for cell in cells]
     # a search finds the base rate, whatever it is
     searched = [tuned == "rates.base" and spec.algorithm.algorithm.rate_search is not None for spec in specs]
     cells = [replace(cell, tuned=cell.tuned and not own) for cell, own in zip(cells, searched, strict=True)]
     _refuse_twins(cells, specs, source)
     return [_paired(cell, cells) for cell in cells]
+
+
+def _read_cells(study: "Study", source: str, tuned: str | None) -> Iterator[Cell]:
+    """Every cell as the study's reading has it; names may repeat."""
+    partition_varies = study.reading is not None and READINGS[study.reading].partition_varies
+    for variant, axes, own in _combinations(study):
+        given = merged(study.base, own)
+        label = "-".join(filter(None, (variant, *itertools.starmap(_word, axes.items())))) or study.name
+        # the study's own [tune] is for what its base gives, the reading's only for what the study leaves open
+        is_tuned = tuned is not None and not has(own if study.tune else given, tuned)
+        varies = partition_varies and not has(given, "data.partition_seed")
+        for block, values in read_as(study.reading, given):
+            name = f"{label}-{block}" if block else label
+            where = f"{source}, cell {name}"
+            yield Cell(name, values, where, variant, axes, block, tuned=is_tuned, partition_varies=varies)
 
 
 def target_of(cell: Cell, cells: Sequence[Cell], name: str) -> Cell | None:

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -145,12 +145,17 @@ def statement(jobs: Sequence[Job], paces: Sequence[tuple[Sequence[Job], Pace | F
     return lines
 
 
-def by_kind(jobs: Sequence[Job]) -> list[list[Job]]:
+def by_kind(jobs: Iterable[Job]) -> list[list[Job]]:
     """Jobs that can train as one population, in the order of their first."""
-    kinds: dict[object, list[Job]] = {}
+    return grouped(jobs, lambda job: pack_key(job.spec))
+
+
+def grouped(jobs: Iterable[Job], key: Callable[[Job], Hashable]) -> list[list[Job]]:
+    """Jobs of equal keys together, in the order of their first."""
+    groups: dict[Hashable, list[Job]] = {}
     for job in jobs:
-        kinds.setdefault(pack_key(job.spec), []).append(job)
-    return list(kinds.values())
+        groups.setdefault(key(job), []).append(job)
+    return list(groups.values())
 
 
 def _measured_nodes(run: Assembled) -> int:

@@ -1,13 +1,12 @@
 """Readings: whole protocols that a study names. What the study itself gives wins over them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.data import CATALOG
 from feda2l.rates import RULES
-from feda2l.rates.decay_only import HiddenSchedule
-from feda2l.rates.feda2l import FedA2LRule
 
 Reading = Literal["paper", "reference", "fair"]
 Table = dict[str, Any]
@@ -47,43 +46,59 @@ READINGS: dict[str, Protocol] = {
 }
 
 
-def read_as(reading: Reading, given: Table) -> list[tuple[str, Table]]:
-    """A cell's partial spec under a reading: one, or one a block, each with what is added to the cell's name."""
+def read_as(reading: Reading | None, given: Table) -> list[tuple[str, Table]]:
+    """A cell's partial spec under a reading: one, or one per block, each with what is added to the cell's name."""
+    if reading is None:
+        return [("", given)]
     protocol, values = READINGS[reading], _copied(given)
-    rates = values.setdefault("rates", {})
-    if rates.get("name") == "hyperbolic" and not {"upper_bound", "warmup_rounds"} & rates.keys():
-        rates["name"] = protocol.hyperbolic
-    rule = RULES.get(rates.get("name", "feda2l"))
-    deep_has_none = False
-    if rule is not None and issubclass(rule, FedA2LRule):
-        if not issubclass(rule, HiddenSchedule):
-            rates.setdefault("preset", protocol.preset)
-        # on more than ten layers a resolved spec then has momentum 0, as the released code
-        deep_has_none = rates.get("preset", "reference") == "reference"
-    training = values.setdefault("training", {})
+    rates, training, model, algorithm = (
+        values.setdefault(section, {}) for section in ("rates", "training", "model", "algorithm")
+    )
     sgd = training.get("optimizer", "sgd") == "sgd"
-    kind = ALGORITHMS.get(values.get("algorithm", {}).get("name", "fedavg"), Algorithm)
-    own_momentum = "momentum" not in training and "momentum" not in kind.defaults.get("training", {})
-    if sgd and own_momentum and not deep_has_none:
+    open_momentum = sgd and _leaves_momentum_open(training, algorithm)
+    open_buffers = "buffers" not in algorithm
+    preset = _read_preset(protocol, rates)
+    # with the preset "reference", a resolved spec of more than ten layers has momentum 0, as the released code
+    if open_momentum and preset != "reference":
         training["momentum"] = 0.9
-    if rates.get("name") == "one_cycle" and "cycle_momentum" not in rates:
-        if not protocol.cycle_momentum:
-            rates["cycle_momentum"] = False
-        elif sgd and training.get("momentum"):
-            rates["cycle_momentum"] = True
-    values.setdefault("model", {}).setdefault("init", protocol.init)
-    own_buffers = "buffers" not in values.get("algorithm", {})
-    values.setdefault("algorithm", {}).setdefault("buffers", protocol.buffers)
+    _read_cycle(protocol, rates, has_momentum=bool(sgd and training.get("momentum")))
+    model.setdefault("init", protocol.init)
+    algorithm.setdefault("buffers", protocol.buffers)
     if not protocol.partition_varies:
         values.setdefault("data", {}).setdefault("partition_seed", 1)
     if not protocol.tuned:
         rates.setdefault("base", 0.01)
-    blocks = [("", values)]
-    if protocol.blocks and sgd and own_momentum:
-        blocks.append(("momentum-0", _with(values, "training", momentum=0.0)))
-    if protocol.blocks and own_buffers and _model(values) in WITH_BATCH_NORM:
-        blocks.append(("buffers-local", _with(values, "algorithm", buffers="local")))
-    return blocks
+    return [("", values), *(_blocks(values, open_momentum, open_buffers) if protocol.blocks else ())]
+
+
+def _read_preset(protocol: Protocol, rates: Table) -> str | None:
+    """Choose what "hyperbolic" means and the rule's preset; returns the preset, None for a rule without presets."""
+    if rates.get("name") == "hyperbolic" and not {"upper_bound", "warmup_rounds"} & rates.keys():
+        rates["name"] = protocol.hyperbolic
+    default = getattr(RULES.get(rates.get("name", "feda2l")), "preset", None)
+    if default is None:
+        return None
+    if default == "paper":  # hidden_schedule has only the other one
+        rates.setdefault("preset", protocol.preset)
+    preset: str = rates.get("preset", default)
+    return preset
+
+
+def _read_cycle(protocol: Protocol, rates: Table, *, has_momentum: bool) -> None:
+    if rates.get("name") == "one_cycle" and (has_momentum or not protocol.cycle_momentum):
+        rates.setdefault("cycle_momentum", protocol.cycle_momentum)
+
+
+def _leaves_momentum_open(training: Table, algorithm: Table) -> bool:
+    kind = ALGORITHMS.get(algorithm.get("name", "fedavg"), Algorithm)
+    return "momentum" not in training and "momentum" not in kind.defaults.get("training", {})
+
+
+def _blocks(values: Table, open_momentum: bool, open_buffers: bool) -> Iterator[tuple[str, Table]]:
+    if open_momentum:
+        yield "momentum-0", _with(values, "training", momentum=0.0)
+    if open_buffers and _model(values) in WITH_BATCH_NORM:
+        yield "buffers-local", _with(values, "algorithm", buffers="local")
 
 
 def _model(values: Table) -> str | None:

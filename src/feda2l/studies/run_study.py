@@ -21,7 +21,7 @@ from feda2l.runs.run import Run
 from feda2l.runs.start_ranks import group_here
 from feda2l.spec.spec import Spec
 from feda2l.studies.cells import Cell
-from feda2l.studies.cost import Pace, by_kind, calibrate, pace_so_far, pack_rows, statement
+from feda2l.studies.cost import Pace, by_kind, calibrate, grouped, pace_so_far, pack_rows, statement
 from feda2l.studies.progress_table import StudyView
 from feda2l.studies.stages import Stages
 from feda2l.studies.study import Study
@@ -200,15 +200,13 @@ class StudyRun:
             yield from ([job] for job in jobs)
             return
         rows, pack, filled = self._rows(jobs), list[Job](), 0
-        for seed in dict.fromkeys(job.spec.seed for job in jobs):
-            own = [job for job in jobs if job.spec.seed == seed]
+        for own in grouped(jobs, lambda job: job.spec.seed):
             nodes = sum(job.spec.data.nodes for job in own)
             if pack and filled + nodes > rows:
                 yield pack
                 pack, filled = [], 0
-            if nodes > rows:  # more than a pack: parts as equal as can be
-                each = math.ceil(len(own) / math.ceil(nodes / rows))
-                yield from (own[start : start + each] for start in range(0, len(own), each))
+            if nodes > rows:
+                yield from _parts(own, math.ceil(nodes / rows))
             else:
                 pack, filled = pack + own, filled + nodes
         if pack:
@@ -246,20 +244,26 @@ class StudyRun:
             raise
         except Exception as error:  # a user's model may raise anything; the other runs go on
             if len(pack) > 1:
-                why = textwrap.shorten(f"{type(error).__name__}: {error}", 400)
-                view.say(f"{len(pack)} runs failed together, so they are tried in two packs ({why})")
-                middle = len(pack) // 2
-                self._pack(pack[:middle], view)
-                self._pack(pack[middle:], view)
+                self._halve(pack, error, view)
                 return
             if isinstance(error, Busy):
                 busy = "busy"
             else:
                 pack[0].fail(error)
+        self._settle(pack, view, busy)
+
+    def _settle(self, pack: list[Job], view: StudyView, state: State | None) -> None:
         for job in pack:
             if not self.study.keep_checkpoints and job.state() == "finished":
                 job.folder.checkpoint.unlink(missing_ok=True)
-            view.settle(job, busy)
+            view.settle(job, state)
+
+    def _halve(self, pack: list[Job], error: Exception, view: StudyView) -> None:
+        why = textwrap.shorten(f"{type(error).__name__}: {error}", 400)
+        view.say(f"{len(pack)} runs failed together, so they are tried in two packs ({why})")
+        middle = len(pack) // 2
+        for half in (pack[:middle], pack[middle:]):
+            self._pack(half, view)
 
     def _load(self, spec: Spec) -> Loaded:
         """The data set of a spec; only the last one is kept."""
@@ -299,19 +303,36 @@ class StudyRun:
 
 def choose(study: Study, only: Sequence[str], shard: tuple[int, int]) -> list[tuple[Cell, int]]:
     """The runs of a shard that match a pattern, and those that they follow. A cell is always whole in one shard."""
+    mine = _cells_of(shard, study.cells)
+    wanted = [(cell, seed) for cell, seed in _matching(study, only) if cell.name in mine]
+    names = {(name, seed) for cell, seed in wanted for name in (cell.name, cell.paired)}
+    return [(cell, seed) for cell in study.cells for seed in study.seeds if (cell.name, seed) in names]
+
+
+def _cells_of(shard: tuple[int, int], cells: Sequence[Cell]) -> set[str]:
+    """The names of a shard's cells; one that follows another is in the same shard."""
     number, count = shard
-    followers = {cell.name: [other for other in study.cells if other.paired == cell.name] for cell in study.cells}
-    groups = [[cell, *followers[cell.name]] for cell in study.cells if cell.paired is None]
-    mine = {cell.name for group in groups[number - 1 :: count] for cell in group}
+    first = [cell.name for cell in cells if cell.paired is None][number - 1 :: count]
+    return {cell.name for cell in cells if (cell.paired or cell.name) in first}
+
+
+def _matching(study: Study, only: Sequence[str]) -> list[tuple[Cell, int]]:
+    """The runs whose name, or whose cell's, matches one of the patterns; all without a pattern."""
     pairs = [(cell, seed) for cell in study.cells for seed in study.seeds]
-    wanted = {(cell.name, seed) for cell, seed in pairs if cell.name in mine and _matches(only, cell.name, seed)}
-    if only and not any(_matches(only, cell.name, seed) for cell, seed in pairs):
+    if not only:
+        return pairs
+    matching = [(cell, seed) for cell, seed in pairs if _matches(only, cell.name, seed)]
+    if not matching:
         names = [cell.name for cell in study.cells]
         raise FedA2LError(f"--only {' '.join(only)}: no run of {study.name} has such a name; {nearest(only[0], names)}")
-    wanted |= {(cell.paired, seed) for cell, seed in pairs if (cell.name, seed) in wanted and cell.paired}
-    return [(cell, seed) for cell, seed in pairs if (cell.name, seed) in wanted]
+    return matching
 
 
 def _matches(only: Sequence[str], cell: str, seed: int) -> bool:
-    names = (cell, f"{cell}-{seed}")
-    return not only or any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in only)
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (cell, f"{cell}-{seed}") for pattern in only)
+
+
+def _parts(jobs: list[Job], count: int) -> list[list[Job]]:
+    """The jobs in so many parts, as equal as can be."""
+    each = math.ceil(len(jobs) / count)
+    return [jobs[start : start + each] for start in range(0, len(jobs), each)]

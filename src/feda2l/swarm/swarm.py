@@ -23,6 +23,7 @@ from feda2l.swarm.join_records import node_facts
 from feda2l.swarm.progress_table import SwarmView
 from feda2l.swarm.swarm_folder import SwarmFolder, unused_folder
 from feda2l.swarm.swarm_process import NodeProcess
+from feda2l.topology import Topology
 
 TICK = 0.1  # seconds between two looks at the nodes
 LEAST = 30.0  # seconds that a node gets to end its round when it is told to leave
@@ -47,8 +48,7 @@ def swarm(spec: Spec, out: Path | None = None, options: Options | None = None) -
     RunFailed names the nodes that ended by themselves; the others went on, and the folder holds what they came to.
     """
     options = options or Options()
-    if out is None:
-        out = Path("runs") / spec.name if options.resume else unused_folder(spec.name)
+    out = out or (Path("runs") / spec.name if options.resume else unused_folder(spec.name))
     folder, shared = RunFolder(out), RunFolder(out / "nodes")
     _demand_folder(folder, shared, resume=options.resume)
     saved = saved_spec(shared) if options.resume else None
@@ -76,12 +76,18 @@ def swarm(spec: Spec, out: Path | None = None, options: Options | None = None) -
         folder.summary.unlink(missing_ok=True)
         folder.write(folder.spec, assembled.spec.to_toml().encode())
         failed = Swarm(assembled.spec, nodes, plan, options).run()
-        states = [member.state for member in nodes.members]
-        facts = {"wire": options.wire, "secure": not options.insecure, "nodes": [node_facts(state) for state in states]}
-        collect(folder, states, assembled.spec, graph, plan=plan, data=options.data, **facts)
+        _collect(folder, nodes, assembled.spec, graph, plan, options)
     if failed:
         raise RunFailed(f"{len(failed)} of {len(nodes.members)} nodes failed:\n" + "\n".join(failed), see="swarm")
     return Run(out)
+
+
+def _collect(
+    folder: RunFolder, nodes: SwarmFolder, spec: Spec, graph: Topology, plan: FaultPlan | None, options: Options
+) -> None:
+    states = [member.state for member in nodes.members]
+    facts = {"wire": options.wire, "secure": not options.insecure, "nodes": [node_facts(state) for state in states]}
+    collect(folder, states, spec, graph, plan=plan, data=options.data, **facts)
 
 
 class Swarm:
@@ -147,17 +153,24 @@ class Swarm:
         if not self.plan:
             return
         for node in self.nodes:
-            others = [other for other in self.nodes if other is not node and other.running]
-            network = max((other.round for other in self.nodes if other is not node), default=0)
+            others = self._others(node)
             if node.state == "crashed" and others:  # nobody is left to come back to, else
-                crashed = node.rounds_written() + 1
-                back = min((f.round for f in self._planned("restart", node) if f.round > crashed), default=None)
-                if back is not None and network >= back - 1:
-                    self.folder.strike_out(node.member, back)
-                    self.view.say(f"{node} is started again; the others are at round {network}")
-                    node.start()
+                self._restart(node)
             elif node.running and self._planned("hang", node):
                 self._wake(node, [other for other in others if not other.stopped])
+
+    def _others(self, node: NodeProcess) -> list[NodeProcess]:
+        return [other for other in self.nodes if other is not node and other.running]
+
+    def _restart(self, node: NodeProcess) -> None:
+        """Start a crashed node when the others have done the round before the one that the plan names."""
+        network = max(other.round for other in self.nodes if other is not node)
+        crashed = node.rounds_written() + 1
+        back = min((f.round for f in self._planned("restart", node) if f.round > crashed), default=None)
+        if back is not None and network >= back - 1:
+            self.folder.strike_out(node.member, back)
+            self.view.say(f"{node} is started again; the others are at round {network}")
+            node.start()
 
     def _wake(self, node: NodeProcess, others: Sequence[NodeProcess]) -> None:
         """Let a node that hangs go on when all others have done the rounds that it was to miss, or none is left."""

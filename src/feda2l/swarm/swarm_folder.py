@@ -6,7 +6,7 @@ import random
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,26 +67,9 @@ class SwarmFolder:
 
     def prepare(self, spec: Spec, graph: Topology, plan: FaultPlan | None, *, insecure: bool, wire: str) -> None:
         """Write everything that the nodes start from; where they were before, under their former addresses."""
-        before = [read_toml(member.config) if member.config.exists() else {} for member in self.members]
-        was = before[0].get("wire", wire)
-        if was != wire:
-            raise FedA2LError(f"--wire {wire}: the run in this folder began with {was}; go on with --wire {was}")
-        run = before[0].get("run") or f"{spec.name[:48]}-{secrets.token_hex(4)}"
-        ports = free_ports([_port(values) for values in before])
-        configs = [
-            self._config(member, spec, near, ports, run=run, insecure=insecure, wire=wire, planned=bool(plan))
-            for member, near in zip(self.members, neighbour_lists(graph), strict=True)
-        ]
+        configs = self._configs(spec, graph, insecure=insecure, wire=wire, planned=bool(plan))
         try:
-            for member in self.members:
-                member.folder.mkdir(parents=True, exist_ok=True)
-            self.shared.write(self.shared.spec, spec.to_toml().encode())
-            for member, values in zip(self.members, configs, strict=True):
-                self.shared.write(member.config, tomli_w.dumps(values).encode())
-                if plan and not member.faults.exists():
-                    self.shared.write(member.faults, plan.text.encode())
-            if plan:
-                self.shared.write(self.shared.faults, plan.text.encode())
+            self._write(spec, plan, configs)
             self.forget_keys()
             if not insecure:
                 self._certify()
@@ -94,6 +77,17 @@ class SwarmFolder:
             raise RunFailed(
                 f"{error.filename or self.shared.path}: cannot be written: {error.strerror}", see="cannot-write"
             ) from error
+
+    def _write(self, spec: Spec, plan: FaultPlan | None, configs: Sequence[Mapping[str, Any]]) -> None:
+        for member in self.members:
+            member.folder.mkdir(parents=True, exist_ok=True)
+        self.shared.write(self.shared.spec, spec.to_toml().encode())
+        for member, values in zip(self.members, configs, strict=True):
+            self.shared.write(member.config, tomli_w.dumps(values).encode())
+            if plan and not member.faults.exists():
+                self.shared.write(member.faults, plan.text.encode())
+        if plan:
+            self.shared.write(self.shared.faults, plan.text.encode())
 
     def forget_keys(self) -> None:
         """Delete every private key, and what is of no use without them."""
@@ -115,6 +109,21 @@ class SwarmFolder:
             kept.append(entry)
         values["fault"] = kept
         self.shared.write(member.faults, tomli_w.dumps(values).encode())
+
+    def _configs(
+        self, spec: Spec, graph: Topology, *, insecure: bool, wire: str, planned: bool
+    ) -> list[dict[str, Any]]:
+        """Every node's config, checked; a folder of an earlier start keeps its run, wire format and ports."""
+        before = [read_toml(member.config) if member.config.exists() else {} for member in self.members]
+        was = before[0].get("wire", wire)
+        if was != wire:
+            raise FedA2LError(f"--wire {wire}: the run in this folder began with {was}; go on with --wire {was}")
+        run = before[0].get("run") or f"{spec.name[:48]}-{secrets.token_hex(4)}"
+        ports = free_ports([_port(values) for values in before])
+        return [
+            self._config(member, spec, near, ports, run=run, insecure=insecure, wire=wire, planned=planned)
+            for member, near in zip(self.members, neighbour_lists(graph), strict=True)
+        ]
 
     def _config(
         self,

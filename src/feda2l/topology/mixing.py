@@ -125,19 +125,9 @@ class Mixing:
         Isolated nodes have gap 0 and no stationary weights: each minimises its own loss. With push-sum the weights of
         the losses are those that the nodes start with, whatever P is.
         """
-        matrices = [self._sparse(rows) for rows in self._period]
-        if self.push:  # rows of the transposed chain sum to 1, and it has the same eigenvalues
-            matrices = [W.T.tocsr() for W in reversed(matrices)]
         symmetric, doubly_stochastic = self.symmetric(), self.doubly_stochastic()
-        connected = self.topology.connected()
-        reversible = len(matrices) == 1 and not self.topology.directed and not self.push
-        start = self._period[0].mass
-        mass = start if reversible else perron(matrices) if connected else None
-        stationary = mass / mass.sum() if connected and mass is not None else None
-        gap = None if connected else 0.0
-        if stationary is not None:
-            gap = spectral_gap(matrices, stationary, reversible=reversible)
-            stationary = start / start.sum() if self.push else stationary
+        reversible = len(self._period) == 1 and not self.topology.directed and not self.push
+        gap, stationary = self._spectrum(reversible=reversible)
         return Report(
             spectral_gap=gap,
             phi=1 - gap if gap is not None and symmetric and doubly_stochastic and reversible else None,
@@ -146,6 +136,21 @@ class Mixing:
             symmetric=symmetric,
             edges=self.topology.edges(),
         )
+
+    def _spectrum(self, *, reversible: bool) -> tuple[float | None, NDArray[np.float64] | None]:
+        """The spectral gap of P and the stationary weights."""
+        if not self.topology.connected():
+            return 0.0, None
+        matrices = [self._sparse(rows) for rows in self._period]
+        if self.push:  # rows of the transposed chain sum to 1, and it has the same eigenvalues
+            matrices = [W.T.tocsr() for W in reversed(matrices)]
+        start = self._period[0].mass
+        mass = start if reversible else perron(matrices)
+        if mass is None:
+            return None, None
+        stationary = mass / mass.sum()
+        gap = spectral_gap(matrices, stationary, reversible=reversible)
+        return gap, start / start.sum() if self.push else stationary
 
     def doubly_stochastic(self) -> bool:
         """Do the rows and the columns of W sum to 1, in every round?"""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -33,17 +34,26 @@ def row_weights(
       mutual, and mass that goes nowhere would fade from the network round by round (steps go with share / mass).
     """
     there = np.array([voice.id in present for voice in closed])
-    if push and weights != "metropolis":
-        given = 1 / (1 + np.array([voice.heard_by for voice in closed]))
-        own = np.array([voice.id == node for voice in closed])
-        # no more than it would have given to all of its listeners: it has as much as it had, at most
-        given[own] *= 1 + min((~there).sum(), *(voice.heard_by for voice in closed if voice.id == node))
-        return torch.from_numpy(given[there])
+    if weights == "metropolis":
+        return torch.from_numpy(_metropolis_weights(node, closed, there))
+    if push:
+        return torch.from_numpy(_push_weights(node, closed, there))
     if weights == "samples":
         samples = np.array([voice.samples for voice in closed], dtype=np.int64)[there]
         return torch.from_numpy(samples / samples.sum())
-    if weights == "uniform":
-        return torch.full((int(there.sum()),), 1 / int(there.sum()), dtype=torch.float64)
+    return torch.full((int(there.sum()),), 1 / int(there.sum()), dtype=torch.float64)
+
+
+def _push_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bool_]) -> NDArray[np.float64]:
+    given = 1 / (1 + np.array([voice.heard_by for voice in closed]))
+    own = np.array([voice.id == node for voice in closed])
+    # no more than it would have given to all of its listeners: it has as much as it had, at most
+    given[own] *= 1 + min((~there).sum(), *(voice.heard_by for voice in closed if voice.id == node))
+    kept: NDArray[np.float64] = given[there]
+    return kept
+
+
+def _metropolis_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bool_]) -> NDArray[np.float64]:
     own = np.array([voice.id == node for voice in closed])
     size = 1 + np.array([voice.hears for voice in closed])
     values = 1 / np.maximum(size[own], size)
@@ -51,7 +61,8 @@ def row_weights(
     values[own] += np.add.reduceat(1 / size[own] - values, [0])
     if not there.all():
         values[own] += values[~there].sum()
-    return torch.from_numpy(values[there])
+    kept: NDArray[np.float64] = values[there]
+    return kept
 
 
 def mean_weights(

@@ -99,25 +99,27 @@ class Authority:
         "certificate expired", "certificate not yet valid", "authority expired".
         """
         try:
-            certificate = x509.load_der_x509_certificate(der)
-            issuer = next((ca for ca in self.certificates if _issued(certificate, ca)), None)
-            if issuer is None:
-                raise Refused("authority", f"not signed by {self.path.name}")
-            if when := _when(certificate):
-                raise Refused(f"certificate {when}")
-            if when := _when(issuer):
-                raise Refused(f"authority {when}")
-            name, key = _common_name(certificate), certificate.public_key()
-            usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-            if _is_authority(certificate) or not set(BOTH_SIDES) <= set(usages) or not NAME.fullmatch(name):
-                raise Refused("certificate", "not a node's")
-            if not isinstance(key, Ed25519PublicKey):
-                raise Refused("certificate", "its key is not Ed25519")
-            return name, key
+            return self._verify(x509.load_der_x509_certificate(der))
         except Refused:
             raise
         except Exception as error:  # whatever the parser makes of a stranger's bytes
             raise Refused("certificate", "cannot be read") from error
+
+    def _verify(self, certificate: x509.Certificate) -> tuple[str, Ed25519PublicKey]:
+        issuer = next((ca for ca in self.certificates if _issued(certificate, ca)), None)
+        if issuer is None:
+            raise Refused("authority", f"not signed by {self.path.name}")
+        if when := _when(certificate):
+            raise Refused(f"certificate {when}")
+        if when := _when(issuer):
+            raise Refused(f"authority {when}")
+        name, key = _common_name(certificate), certificate.public_key()
+        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        if _is_authority(certificate) or not set(BOTH_SIDES) <= set(usages) or not NAME.fullmatch(name):
+            raise Refused("certificate", "not a node's")
+        if not isinstance(key, Ed25519PublicKey):
+            raise Refused("certificate", "its key is not Ed25519")
+        return name, key
 
 
 def make_authority(folder: Path, *, days: int = AUTHORITY_DAYS) -> Path:

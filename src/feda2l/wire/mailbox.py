@@ -51,23 +51,28 @@ class Mailbox:
     def answer(self, key: str, reply: Reply) -> None:
         """The transport's `Answer`."""
         kind, _, rest = key.partition("/")
+        when = _when(rest)
+        found: Payload | None = None
         with self._lock:
-            newest = self._messages[-1] if self._messages else None
             if key == NEWEST:
-                found: Payload | None = newest and newest.head
-            else:
-                when = _when(rest)
-                message = next((message for message in self._messages if message.when == when), None)
-                if kind == "load":
-                    found = message and message.load
-                elif kind == "head" and when:
-                    found = message.head if message else newest.head if newest and newest.when > when else None
-                    if found is None:
-                        self._held.append((when, reply))
-                        return
-                else:
-                    found = None
+                found = self._messages[-1].head if self._messages else None
+            elif kind == "load" and (message := self._find(when)):
+                found = message.load
+            elif kind == "head" and when:
+                found = self._head(when)
+                if found is None:
+                    self._held.append((when, reply))
+                    return
         reply(found)
+
+    def _find(self, when: tuple[int, int] | None) -> Message | None:
+        return next((message for message in self._messages if message.when == when), None)
+
+    def _head(self, when: tuple[int, int]) -> bytes | None:
+        """The head of an exchange, or the newest one if that is later."""
+        if message := self._find(when):
+            return message.head
+        return self._messages[-1].head if self._messages and self._messages[-1].when > when else None
 
     def close(self) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ import json
 import re
 import struct
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -22,7 +23,12 @@ PROTOCOL = 1
 HEAD_LIMIT = 8192  # bytes of a sealed head
 LENGTHS = struct.Struct(">HHH")
 TAG = b"feda2l head 1\0"  # what this key signs here cannot be taken for a signature of anything else
-HASH = re.compile(r"[0-9a-f]{64}")
+PATTERNS = {
+    "run": NAME,
+    "sender": NAME,
+    "model": re.compile(r"[0-9a-f]{64}"),
+    "digest": re.compile(r"([0-9a-f]{64})?"),
+}
 # the largest value of each count: far beyond use, and no sum of them leaves what a float holds exactly
 MOST = {
     "protocol": 2**16,
@@ -148,17 +154,10 @@ def _wrong(values: dict[str, Any]) -> str:
     """The field that is missing, of a wrong type or out of range; "" if all are well."""
     if tuple(values) != FIELDS:
         return "fields"
-    for name, most in MOST.items():
-        if type(values[name]) is not int or not 0 <= values[name] <= most:
-            return name
-    for name in FIELDS:
-        if name not in MOST and type(values[name]) is not str:
-            return name
-    for name in ("run", "sender"):
-        if not NAME.fullmatch(values[name]):
-            return name
-    if not HASH.fullmatch(values["model"]):
-        return "model"
-    if values["digest"] and not HASH.fullmatch(values["digest"]):
-        return "digest"
-    return "size" if bool(values["size"]) != bool(values["digest"]) else ""
+    checks = chain(
+        ((name, type(values[name]) is int and 0 <= values[name] <= most) for name, most in MOST.items()),
+        ((name, type(values[name]) is str) for name in PATTERNS),
+        ((name, pattern.fullmatch(values[name])) for name, pattern in PATTERNS.items()),
+        [("size", bool(values["size"]) == bool(values["digest"]))],
+    )
+    return next((name for name, valid in checks if not valid), "")

@@ -141,16 +141,18 @@ def unpack(
     if payload[: len(template.head)] != template.head:
         raise Refused("layout", "names, dtypes or shapes are not those of our model")
     tensors = template.views(payload)
-    sizes = []
-    for name, tensor in tensors.items():
-        sizes.append(_norm(tensor))
-        if not math.isfinite(sizes[-1]):
-            raise Refused("not finite", name)
-        if name.endswith(VARIANCES) and tensor.numel() and tensor.min() < 0:
-            raise Refused("negative variance", name)
-    if (size := math.hypot(*sizes)) > most:
+    if (size := math.hypot(*(_checked_norm(name, tensor) for name, tensor in tensors.items()))) > most:
         raise Refused("norm", f"{size:.3g} is more than {most:.3g}")
     return tensors
+
+
+def _checked_norm(name: str, tensor: Tensor) -> float:
+    size = _norm(tensor)
+    if not math.isfinite(size):
+        raise Refused("not finite", name)
+    if name.endswith(VARIANCES) and tensor.numel() and tensor.min() < 0:
+        raise Refused("negative variance", name)
+    return size
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:

@@ -170,22 +170,27 @@ class ZenohTransport:
             whole = np.empty(total, np.uint8).data if into is None or len(into) < total else into[:total]
             whole[:PIECE] = first[1].payload.to_bytes()
             del first  # frees the fragments it was received in
-            starts = range(PIECE, total, PIECE)
-            following = iter(starts)
-            for start in islice(following, AHEAD):
-                self._send(f"{where}?from={start}", start, until, inbox)
-            for _ in starts:
-                taken = inbox.take(until)
-                if taken is None:
-                    return None
-                start, piece = taken
-                if _total(piece, key) != total:
-                    raise Refused("bad piece", f"the answer to {key} changed while we fetched it")
-                _check(piece, start, total, key)
-                for later in islice(following, 1):
-                    self._send(f"{where}?from={later}", later, until, inbox)
-                whole[start : start + PIECE] = piece.payload.to_bytes()
-            return whole
+            return whole if self._fetch_rest(where, key, until, whole, inbox) else None
+
+    def _fetch_rest(self, where: str, key: str, until: float, whole: memoryview, inbox: "_Inbox") -> bool:
+        """Fetch all pieces but the first into `whole`; False if one does not arrive in time."""
+        total = len(whole)
+        starts = range(PIECE, total, PIECE)
+        following = iter(starts)
+        for start in islice(following, AHEAD):
+            self._send(f"{where}?from={start}", start, until, inbox)
+        for _ in starts:
+            taken = inbox.take(until)
+            if taken is None:
+                return False
+            start, piece = taken
+            if _total(piece, key) != total:
+                raise Refused("bad piece", f"the answer to {key} changed while we fetched it")
+            _check(piece, start, total, key)
+            for later in islice(following, 1):
+                self._send(f"{where}?from={later}", later, until, inbox)
+            whole[start : start + PIECE] = piece.payload.to_bytes()
+        return True
 
     def _send(self, selector: str, start: int, until: float, inbox: "_Inbox") -> None:
         callback: zenoh.handlers.Callback[zenoh.Reply] = zenoh.handlers.Callback(

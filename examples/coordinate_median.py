@@ -1,0 +1,22 @@
+"""Coordinate-wise median of all received models: one liar among the neighbours cannot pull it away.
+
+Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from feda2l.algorithms import Algorithm, Neighbourhood
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinateMedian(Algorithm):
+    """A = the median over the closed neighbourhood, coordinate by coordinate; of an even number the middle two's mean."""
+
+    summary = "the coordinate-wise median of the closed neighbourhood"
+    citation = "Yin et al. 2018"
+
+    def combine(self, near: Neighbourhood) -> Tensor:
+        models = near.hear("model").sort(dim=0).values  # [k, width]
+        return (models[(len(models) - 1) // 2] + models[len(models) // 2]) / 2
