@@ -12,7 +12,7 @@ from feda2l.algorithms import Algorithm, Neighbourhood
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinateMedian(Algorithm):
-    """A = the median over the closed neighbourhood, coordinate by coordinate; of an even number the middle two's mean."""
+    """A = the median over the closed neighbourhood, by coordinate; of an even number the mean of the middle two."""
 
     summary = "the coordinate-wise median of the closed neighbourhood"
     citation = "Yin et al. 2018"

@@ -105,7 +105,7 @@ def test_the_median_by_hand() -> None:
 
 
 def test_the_median_in_a_run_is_that_of_each_neighbourhood(start: Any) -> None:
-    """On a ring with one start a node: every node's model is the median of its own trained model and both neighbours'."""
+    """On a ring, every node's model is the median of its own trained model and its two neighbours'."""
     loop = start(spec(algorithm={"name": "coordinate_median:CoordinateMedian"}, model={"init": "per_node"}))
     next(loop.rounds())
     state = loop.runs[0].state

@@ -95,7 +95,7 @@ def test_errors_have_a_report_too(tmp_path: Path) -> None:
 
 def test_the_page_holds_everything_it_needs(runs: Path) -> None:
     html = page(read([runs], Notes())[0], related_work(), [])
-    assert "" not in re.sub(r"(?s)<script>/\*.*?</script>", "", html).split('id="data"')[1]
+    assert "@@" not in re.sub(r"(?s)<script>/\*.*?</script>", "", html).split('id="data"')[1]
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="(?!data:)', html)
 
 

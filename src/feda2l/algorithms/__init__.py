@@ -1,6 +1,6 @@
 """Base algorithms. A new one is one short file and one entry in `ALGORITHMS`."""
 
-from feda2l.algorithms.base import Algorithm, Neighbourhood, Own, Task
+from feda2l.algorithms.base import Algorithm, Neighbourhood, Own, RateSearch, Task, Trial
 from feda2l.algorithms.choco import Choco
 from feda2l.algorithms.dfedavgm import DFedAvgM
 from feda2l.algorithms.dfedhpo import DFedHPO
@@ -33,4 +33,4 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "push_sum": PushSum,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "FedAvg", "Neighbourhood", "Own", "Task"]
+__all__ = ["ALGORITHMS", "Algorithm", "FedAvg", "Neighbourhood", "Own", "RateSearch", "Task", "Trial"]

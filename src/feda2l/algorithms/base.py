@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feda2l.errors import FedA2LError
 
-__all__ = ["Algorithm", "Defaults", "Neighbourhood", "Own", "Task"]
+__all__ = ["Algorithm", "Defaults", "Neighbourhood", "Own", "RateSearch", "Task", "Trial"]
 
 Defaults = Mapping[str, Mapping[str, Any]]
 

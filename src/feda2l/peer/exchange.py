@@ -31,10 +31,11 @@ class OverNetwork:
     template: Template  # what a message looks like; from `make_template` on
     clock: Clock | None = None  # real networks take real time
     layout: Layout  # from `join` on
+    weights: str  # of the topology
+    push: bool
 
-    def __init__(self, id: int, *, wire: str, weights: str, push: bool, norm_limit: float) -> None:
+    def __init__(self, id: int, *, wire: str, norm_limit: float) -> None:
         self.id, self.wire, self.norm_limit = id, wire, norm_limit
-        self.weights, self.push = weights, push  # of the topology
         self.voices: dict[int, Voice] = {}  # what neighbours said of themselves, absent ones included
         self.heard: tuple[int, ...] = ()  # ids of those mixed with in the last round
         self.jumped = False  # did the last round end in taking over the others' state?
@@ -50,6 +51,7 @@ class OverNetwork:
 
     def join(self, plan: RunPlan, state: RunState) -> None:
         self.layout = state.population.layout
+        self.weights, self.push = plan.mixing.weights, plan.algorithm.mixing == "push"
 
     def present(self, round: int) -> Sequence[int]:
         return range(1)

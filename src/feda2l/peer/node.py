@@ -357,13 +357,7 @@ def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> t
             )
         device = find_device(spec.runtime)
         loaded = Loaded.of(load_data(spec.data, data), device)
-        exchange = OverNetwork(
-            config.id,
-            wire=config.wire,
-            weights=spec.topology.weights,
-            push=spec.algorithm.algorithm.mixing == "push",
-            norm_limit=config.limits.norm,
-        )
+        exchange = OverNetwork(config.id, wire=config.wire, norm_limit=config.limits.norm)
         assembled = assemble_at(place, continued(spec, saved), loaded, exchange)
         refuse_unfit(assembled.spec, config)
     if saved is not None:

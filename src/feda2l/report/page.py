@@ -28,9 +28,9 @@ def part(name: str) -> str:
 
 
 def fill(html: str, **texts: str) -> str:
-    """The page with every `name` replaced, in the order given."""
+    """The page with every `@@name@@` replaced, in the order given."""
     for name, text in texts.items():
-        html = html.replace(f"{name}", text)
+        html = html.replace(f"@@{name}@@", text)
     return html
 
 

@@ -191,6 +191,7 @@ class LiveRun:
         self.plan, self.exchange = plan, exchange
         self.whole = plan if whole is None else whole
         self.collectives: Collectives = OneProcess() if collectives is None else collectives
+        self.rates = exchange.start_rates(plan.rule, plan.setting)  # at their start: a rule that does not fit raises
         self.start = self.number = 0  # the first row, and the number in the pack
         self.diverged: NonFinite | None = None
         self.class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
@@ -204,7 +205,7 @@ class LiveRun:
         self.state = RunState(
             population,
             slice(start, start + plan.nodes),
-            self.exchange.start_rates(plan.rule, plan.setting),
+            self.rates,
             plan.algorithm.note(shares, plan.network, len(plan.layers)),
             plan.algorithm.memory,
         )
