@@ -1,7 +1,7 @@
 """Decentralized federated learning with layer-wise adaptive learning rates.
 
-`FedA2L` and `layer_groups` serve your own PyTorch loop, `equations` holds the paper's, `run` runs an experiment,
-`study` many.
+`FedA2L` and `layer_groups` are for your own PyTorch loop. `run` runs one spec, `study` runs many, and `equations` holds
+the paper's equations.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Base algorithms. A new one is one short file and one entry in `ALGORITHMS`."""
+"""Base algorithms as hooks that `round` calls; a new one is a short file and an entry in `ALGORITHMS`."""
 
 from feda2l.algorithms.base import Algorithm, Neighbourhood, Own, RateSearch, Task, Trial
 from feda2l.algorithms.choco import Choco

@@ -1,4 +1,4 @@
-"""How fast this engine is, beside the loop most people write; `feda2l bench` prints it."""
+"""Measurements of the engines' speed beside a plain loop; `feda2l bench` prints them. Nothing here is part of a run."""
 
 from feda2l.bench.compare import bench
 

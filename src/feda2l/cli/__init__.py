@@ -1,1 +1,1 @@
-"""The command line: parse, call, print."""
+"""The command line: it parses options, calls the other packages and prints. Nothing is computed here."""

@@ -1,4 +1,7 @@
-"""What the nodes learn from: data sets by name (`catalog`), as tensors (`images`), and who holds what (`partition`)."""
+"""Data sets by name (`catalog`), how they are read, and how samples are assigned to nodes (`partition`).
+
+Models are in `models`.
+"""
 
 from feda2l.data import partition
 from feda2l.data.catalog import CATALOG, Entry, Verdict, fetch, find, load, verify

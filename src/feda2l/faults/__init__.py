@@ -1,4 +1,4 @@
-"""Faults on purpose: one plan says who fails when, and the simulator and real peers follow it alike."""
+"""Planned faults: which node fails in which round. They are carried out in `simulate` and `peer`."""
 
 from feda2l.faults.plan import Fault, FaultPlan, Return
 

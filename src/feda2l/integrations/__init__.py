@@ -1,1 +1,1 @@
-"""FedA2L in other people's trainers; each module needs its library, and says when its three states exist there."""
+"""FedA2L inside Lightning, the Hugging Face Trainer, Flower and hivemind. Each module needs its library."""

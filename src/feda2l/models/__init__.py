@@ -1,4 +1,4 @@
-"""Models by name, or a user's own by import path. A new model is one file and one entry in `MODELS`."""
+"""Models by name or by import path; a new one is a file and an entry in `MODELS`. Nothing is trained here."""
 
 import inspect
 from collections.abc import Callable

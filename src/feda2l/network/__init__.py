@@ -1,4 +1,4 @@
-"""A network as users have it: who takes part in a round, how fast nodes and links are, and the time that this takes."""
+"""A simulated network: who takes part in a round, and how long nodes and links take. Real networks are in `peer`."""
 
 from feda2l.network.clock import Clock
 from feda2l.network.participation import Participation

@@ -1,4 +1,4 @@
-"""Where the next learning rate comes from. A new rule is one short file and one entry in `RULES`."""
+"""Rate rules; a new one is a short file and an entry in `RULES`. Their signals are measured in `round`."""
 
 from feda2l.rates.auto_lr import AutoLr
 from feda2l.rates.base import Measure, Rates, Rule, Schedule, Setting

@@ -1,1 +1,1 @@
-"""Tables, figures and pages from run folders."""
+"""Tables, figures and pages from finished run folders. Live pages are in `watch`."""

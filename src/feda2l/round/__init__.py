@@ -1,1 +1,1 @@
-"""One round of Algorithm 1, part by part."""
+"""One round of Algorithm 1 (`round.play_round`) and its parts. Where nodes are is known to `Exchange` alone."""

@@ -1,1 +1,1 @@
-"""From a spec to a finished run folder: assemble, train as a pack, resume, summarise. Many runs: `studies`."""
+"""From a spec to a finished run folder: assemble, train as a pack, resume, summarize. Many runs are in `studies`."""

@@ -1,1 +1,1 @@
-"""Runs whose nodes are in one process: their state, their round, their checkpoint."""
+"""Runs whose nodes are in one process: exchange, round loop, scores, checkpoint. The round itself is in `round`."""

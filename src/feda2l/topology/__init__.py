@@ -1,4 +1,4 @@
-"""Who hears whom (`graphs`), and with which weights neighbours are averaged (`mixing`)."""
+"""Which nodes receive from which (`graphs`), and the weights of their average (`mixing`). No state is stored here."""
 
 from feda2l.topology.graphs import NAMES, TOPOLOGIES, Topology, build
 from feda2l.topology.mixing import WEIGHTS, Mixing, Report, build_mixing

@@ -1,4 +1,6 @@
-"""Trackers: what a run tells TensorBoard, Weights & Biases, MLflow or your own class while it goes on.
+"""Trackers send the rounds of a run in progress to TensorBoard, Weights & Biases, MLflow or your own class.
+
+What a run writes to its folder is in `records`.
 
 >>> sorted(TRACKERS)
 ['mlflow', 'tensorboard', 'wandb']

@@ -1,1 +1,1 @@
-"""The live page of runs that are going on."""
+"""The live page of runs in progress: it reads their folders and serves the page. It never writes to a run."""

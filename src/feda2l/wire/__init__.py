@@ -1,1 +1,1 @@
-"""What travels between nodes and how: messages, certificates, transports. Nothing here knows of rounds or training."""
+"""Messages between nodes, certificates and transports. Nothing here knows about training."""
