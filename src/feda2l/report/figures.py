@@ -1,7 +1,7 @@
 """Figures for a paper: PNG, SVG and PDF of each; matplotlib is loaded on use."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,8 +257,8 @@ def _slug(*words: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(kept)).strip("-")
 
 
-def _save(figure: Any, path: Path, formats: Iterable[str] = FORMATS) -> None:
+def _save(figure: Any, path: Path) -> None:
     figure.canvas.draw()
     figure.set_layout_engine("none")  # where things stand is found out once, not for every format again
-    for kind in formats:
+    for kind in FORMATS:
         save_figure(figure, path.with_name(f"{path.name}.{kind}"))

@@ -87,13 +87,14 @@ def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
     every = set[str]().union(*(run.keys for run in runs))
     # a control is paired with the run of its own seed, so that key differs with the seed and says no more
     ignored = {"seed", "name", "rates.paired", "runtime.checkpoint_seconds", *NO_MATTER}
-    if _moves_with_seed(runs):
+    pairs = {(run.seed, run.keys.get("data.partition_seed")) for run in runs}
+    if len(pairs) == len(dict(pairs)):  # one partition seed for each seed
         ignored.add("data.partition_seed")
     middle = sorted(every - set(FIRST) - set(LAST) - ignored, key=lambda key: (key.split(".")[0] != "rates", key))
     chosen: list[str] = []
     parts = 1
     for key in (*FIRST, *middle, *LAST):
-        if len({_value(run, key) for run in runs}) == 1:
+        if len(set(map(functools.partial(_value, key=key), runs))) == 1:
             continue
         count = len({tuple(_value(run, name) for name in (*chosen, key)) for run in runs})
         if count > parts:
@@ -158,12 +159,6 @@ def _word(key: str, value: Any) -> str:
 def _wished(wishes: Mapping[str, Any], what: str) -> tuple[str, ...]:
     keys = wishes.get(what, ())
     return (keys,) if isinstance(keys, str) else tuple(keys)
-
-
-def _moves_with_seed(runs: Sequence[FoundRun]) -> bool:
-    """Is there one partition seed to each seed?"""
-    pairs = {(run.seed, run.keys.get("data.partition_seed")) for run in runs}
-    return len(pairs) == len({seed for seed, _ in pairs})
 
 
 def _study_above(folder: Path, ends: set[Path]) -> tuple[str, Mapping[str, Any]]:

@@ -217,9 +217,6 @@ class ResultTable:
     def blocks(self) -> list[str]:
         return list(dict.fromkeys(contest.block for contest in self.contests))
 
-    def contest(self, block: str, column: str) -> Contest | None:
-        return next((c for c in self.contests if (c.block, c.column) == (block, column)), None)
-
     def races(self, *, controls: bool) -> list[tuple[Contest, list[Cell]]]:
         """The settings in which two methods or more ran and anyone reached the target, and who ran."""
         runners = [(c, [cell for cell in c.cells if controls or cell.role != "control"]) for c in self.contests]
