@@ -202,6 +202,11 @@ class ResultTable:
         return [(contest, cell) for contest in self.contests for cell in contest.cells]
 
     @cached_property
+    def placed(self) -> dict[tuple[str, str, str], tuple[Contest, Cell]]:
+        """Setting and method by block, column and row."""
+        return {(contest.block, contest.column, cell.row): (contest, cell) for contest, cell in self.cells}
+
+    @cached_property
     def runs(self) -> list[FoundRun]:
         return [figures.run for _, cell in self.cells for figures in cell.seeds]
 

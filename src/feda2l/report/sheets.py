@@ -201,7 +201,7 @@ def _block_rows(
     for row in _rows_of(table, block):
         rows.append([Entry(row)])
         for column in table.columns:
-            rows[-1] += entries(_find(table, block, column, row))[: 1 + (column in paper)]
+            rows[-1] += entries(table.placed.get((block, column, row)))[: 1 + (column in paper)]
     return rows
 
 
@@ -221,7 +221,7 @@ def _improvement_rows(table: ResultTable, block: str, paper: set[str]) -> list[l
     rows = []
     for row, (kind, roles) in itertools.product(ours, RIVALS.items()):
         name = "Improv." + f" of {row}" * (len(ours) > 1) + " on controls" * (kind == "control")
-        texts = [_improvement_words(_find(table, block, column, row), roles) for column in table.columns]
+        texts = [_improvement_words(table.placed.get((block, column, row)), roles) for column in table.columns]
         if texts.count(None) < len(texts):
             rows.append([Entry(name)])
             for column, text in zip(table.columns, texts, strict=True):
@@ -313,8 +313,3 @@ def _column_title(table: ResultTable, column: str) -> str:
 def _rows_of(table: ResultTable, block: str) -> list[str]:
     there = {cell.row for contest, cell in table.cells if contest.block == block}
     return [row for row in table.rows if row in there]
-
-
-def _find(table: ResultTable, block: str, column: str, row: str) -> Found:
-    place = (block, column, row)
-    return next((each for each in table.cells if (each[0].block, each[0].column, each[1].row) == place), None)
