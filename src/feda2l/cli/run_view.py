@@ -84,22 +84,23 @@ def _target(summary: Mapping[str, Any]) -> Iterator[str]:
 def scores_table(scores: Evaluation, node: int | None) -> Table:
     """The scores of every model, or of one node's."""
     columns = node_scores(scores["nodes"])
-    count = len(columns["test_loss"])
-    if node is not None and not 0 <= node < count:
-        raise FedA2LError(f"--node {node}: the run has nodes 0 to {count - 1}")
+    rows = list(zip(*columns.values(), strict=True))
+    if node not in (None, *range(len(rows))):
+        raise FedA2LError(f"--node {node}: the run has nodes 0 to {len(rows) - 1}")
     table = Table(title=f"after round {scores['round']}")
     table.add_column("model")
     for column in columns:
         table.add_column(column.removeprefix("test_"), justify="right")
 
-    def add(model: str, values: Iterable[float | None], style: str | None = None) -> None:
-        # a node that is away, or has no sample to be scored on, has no score
-        table.add_row(model, *("-" if value is None else f"{value:.4f}" for value in values), style=style)
-
-    for number in range(count) if node is None else [node]:
-        add(f"node {number}", [values[number] for values in columns.values()])
+    for number in range(len(rows)) if node is None else [node]:
+        table.add_row(f"node {number}", *_texts(rows[number]))
     if node is None:
-        add("mean of nodes", [scores[column] for column in columns], style="bold")
+        table.add_row("mean of nodes", *_texts(scores[column] for column in columns), style="bold")
         if means := [scores[name] for name in MEAN_MODEL if name in scores]:
-            add("mean model", means)
+            table.add_row("mean model", *_texts(means))
     return table
+
+
+def _texts(values: Iterable[float | None]) -> list[str]:
+    # a node that is away, or has no sample to be scored on, has no score
+    return ["-" if value is None else f"{value:.4f}" for value in values]

@@ -99,7 +99,7 @@ class RunFolder:
         A run that is made longer forgets the scores of its former last round, unless they are `due` anyway.
         """
         for path in (self.rounds, self.timings):
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            lines = _lines(path)
             kept = [line for line in lines[:round] if line.endswith(b"\n")]
             if len(kept) < round and path == self.rounds:
                 raise FedA2LError(
@@ -109,7 +109,10 @@ class RunFolder:
                 )
             _check_numbers(path, kept)
             if path == self.rounds:
-                kept = [line if due(number) else _unscored(line) for number, line in enumerate(kept, start=1)]
+                kept = [
+                    line if due(number) else to_line(unscored(from_line(line))).encode()
+                    for number, line in enumerate(kept, start=1)
+                ]
             if kept != lines:
                 self.write(path, b"".join(kept))
 
@@ -145,14 +148,13 @@ class RunFolder:
         return True
 
 
-def _whole_lines(path: Path) -> list[str]:
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+def _whole_lines(path: Path) -> list[bytes]:
     """The lines of a file; a half-written last one is left out."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _unscored(line: bytes) -> bytes:
-    return to_line(unscored(from_line(line))).encode()
+    return [line for line in _lines(path) if line.endswith(b"\n")]
 
 
 def _check_numbers(path: Path, lines: list[bytes]) -> None:

@@ -1,17 +1,19 @@
 """`feda2l compare A B`: does B beat A? In words, with the numbers behind them."""
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from feda2l.errors import FedA2LError
 from feda2l.report.curves import read_curves
-from feda2l.report.find_runs import FoundRun, Notes, find_runs
+from feda2l.report.find_runs import Notes, find_runs
 from feda2l.report.layout import label, varying_keys
-from feda2l.report.metrics import mean_and_std, rounds_over_seeds
+from feda2l.report.metrics import RoundsToTarget, rounds_over_seeds
 from feda2l.report.run_figures import Figures, figures_of
 from feda2l.report.significance import LEVEL, PairedTest, paired_test, seeds_needed
-from feda2l.report.words import rounds_words, score_words, target_words
+from feda2l.report.words import rounds_words, scale_of, score_words, seconds_words, target_words
 
 SAME = ("data.name", "evaluation.target", "evaluation.on")  # what makes two scores one thing
 
@@ -97,28 +99,32 @@ def compare(first: Path, second: Path) -> Comparison:
     notes = Notes()
     sides = [_side(path, notes) for path in (first, second)]
     _check_alike(sides, notes)
-    by_seed = [{figures.run.seed: figures for figures in side} for side in sides]
-    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
+    pairs = _pairs(sides, notes)
+    if _same_target(pairs):
+        for a, b in pairs:
+            if (a.reached is None) != (b.reached is None):
+                who = f"{'A' if a.reached is None else 'B'} with seed {a.run.seed}"
+                notes.add("never at the target, counted as one round more than it ran", who)
+    keys = varying_keys([figures.run for figures in itertools.chain(*sides)], Notes())
+    one, other = (
+        f"{path} ({label(side[0].run, keys)})" if keys else str(path)
+        for path, side in zip((first, second), sides, strict=True)
+    )
+    return Comparison(one, other, [a.run.seed for a, _ in pairs], _measures(pairs), notes.lines())
+
+
+def _pairs(sides: Sequence[Sequence[Figures]], notes: Notes) -> list[tuple[Figures, Figures]]:
+    """Both sides of each seed that both have."""
+    a, b = ({figures.run.seed: figures for figures in side} for side in sides)
+    seeds, alone = (", ".join(map(str, sorted(own))) for own in (a.keys() & b.keys(), a.keys() ^ b.keys()))
     if not seeds:
-        found = [", ".join(map(str, sorted(own))) for own in by_seed]
+        found = [", ".join(map(str, sorted(own))) for own in (a, b)]
         raise FedA2LError(
             f"A has seeds {found[0]}, B has seeds {found[1]}: none in common, so nothing can be paired", see="compare"
         )
-    alone = sorted(by_seed[0].keys() ^ by_seed[1].keys())
     if alone:
-        notes.add("left out, seeds that only one side has", ", ".join(map(str, alone)))
-    pairs = [(by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
-    if _same_target(pairs):
-        for seed, (a, b) in zip(seeds, pairs, strict=True):
-            if (a.reached is None) != (b.reached is None):
-                who = f"{'A' if a.reached is None else 'B'} with seed {seed}"
-                notes.add("never at the target, counted as one round more than it ran", who)
-    runs = [side[0].run for side in sides]
-    keys = varying_keys([figures.run for side in sides for figures in side], Notes())
-    names = [
-        f"{path} ({label(run, keys)})" if keys else str(path) for path, run in zip((first, second), runs, strict=True)
-    ]
-    return Comparison(names[0], names[1], seeds, list(_measures(pairs)), notes.lines())
+        notes.add("left out, seeds that only one side has", alone)
+    return [(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())]
 
 
 def _side(path: Path, notes: Notes) -> list[Figures]:
@@ -160,66 +166,50 @@ def _same_target(pairs: list[tuple[Figures, Figures]]) -> bool:
 
 
 def _measures(pairs: list[tuple[Figures, Figures]]) -> list[Measure]:
-    run: FoundRun = pairs[0][0].run
-    metric, falls = run.metric, run.falls
+    run = pairs[0][0].run
     measures = []
     if _same_target(pairs) and run.target is not None:
-        reached = [[side.reached for side in sides] for sides in zip(*pairs, strict=True)]
-        words = [rounds_words(rounds_over_seeds(own), run.rounds) for own in reached]
-        never = [[side.rounds_to_target for side in sides] for sides in zip(*pairs, strict=True)]
-        came = any(value is not None for own in reached for value in own)
-        test = paired_test(never[0], never[1]) if came else None
-        name = f"rounds to {target_words(run.target, falls=falls)}".replace("to target ", "to ")
-        measures += _simulated(pairs, f"simulated seconds to {name.removeprefix('rounds to ')}", test is not None)
-        measures.append(Measure(name, words[0], words[1], test, True, " rounds"))
-        measures.append(_of(pairs, "seconds to it", lambda f: f.seconds, lambda v: _mean_words(v, " s"), True, " s"))
-    scale = 100 if metric == "accuracy" else 1
-    unit = " points" if metric == "accuracy" else ""
-    for name, what in ((f"best {metric}", "best"), (f"{metric} of the last 10", "last_10")):
-        get: Callable[[Figures], float | None] = lambda f, what=what: getattr(f, what)  # type: ignore[misc]  # noqa: E731
-        measures.append(_of(pairs, name, get, lambda v: score_words(v, metric), falls, unit, scale))
+        goal = target_words(run.target, falls=run.falls).removeprefix("target ")
+        sides = [*zip(*pairs, strict=True)]
+        if all(figures.curve.seconds is not None for figures in itertools.chain(*sides)):
+            in_all = max(figures.simulated_in_all or 0.0 for figures in itertools.chain(*sides))
+            words = functools.partial(rounds_words, rounds=f"{in_all:.2f}", digits=2)
+            # on a simulated network, faster means these seconds, so they come first
+            measures.append(_to_target(sides, f"simulated seconds to {goal}", "simulated", words, " s"))
+        words = functools.partial(rounds_words, rounds=run.rounds)
+        measures.append(_to_target(sides, f"rounds to {goal}", "rounds", words, " rounds"))
+        measures.append(_of(pairs, "seconds to it", "seconds", lambda v: f"{seconds_words(v)} s", True, " s"))
+    unit, scale = " points" * (run.metric == "accuracy"), scale_of(run.metric)
+    score = functools.partial(score_words, metric=run.metric)
+    for name, what in ((f"best {run.metric}", "best"), (f"{run.metric} of the last 10", "last_10")):
+        measures.append(_of(pairs, name, what, score, run.falls, unit, scale))
     return measures
 
 
-def _simulated(pairs: list[tuple[Figures, Figures]], name: str, came: bool) -> list[Measure]:
-    """Seconds on the simulated network, where both sides have one: there they are what faster means, so they are first.
-
-    As with rounds, a seed that never came counts as one round too many.
-    """
-    if any(side.curve.seconds is None for sides in pairs for side in sides):
-        return []
-    sides = [list(side) for side in zip(*pairs, strict=True)]
-    reach = [rounds_over_seeds([figures.simulated for figures in side]) for side in sides]
-    in_all = max(figures.simulated_in_all or 0.0 for side in sides for figures in side)
-    words = [rounds_words(own, f"{in_all:.2f}", digits=2) for own in reach]
-    never = [[_simulated_or_never(figures) for figures in side] for side in sides]
-    test = paired_test(never[0], never[1]) if came else None
-    return [Measure(name, words[0], words[1], test, True, " s")]
+def _to_target(
+    sides: Sequence[Sequence[Figures]], name: str, what: str, words: Callable[[RoundsToTarget], str], unit: str
+) -> Measure:
+    """Rounds, or seconds on the simulated network; a seed that never came counts as one round too many."""
+    reached = "reached" if what == "rounds" else what
+    first, second = (words(rounds_over_seeds([getattr(figures, reached) for figures in side])) for side in sides)
+    came = any(figures.reached is not None for figures in itertools.chain(*sides))
+    counted = [[getattr(figures, f"{what}_to_target") for figures in side] for side in sides]
+    return Measure(name, first, second, paired_test(*counted) if came else None, True, unit)
 
 
 def _of(
     pairs: list[tuple[Figures, Figures]],
     name: str,
-    get: Callable[[Figures], float | None],
+    what: str,
     words: Callable[[list[float]], str],
     less_is_better: bool,
     unit: str,
     scale: float = 1.0,
 ) -> Measure:
-    there = [(a, b) for first, second in pairs if (a := get(first)) is not None and (b := get(second)) is not None]
+    both = [(getattr(first, what), getattr(second, what)) for first, second in pairs]
+    there = [pair for pair in both if None not in pair]
     if not there:
         return Measure(name, "", "", None, less_is_better, unit)
-    first, second = ([side[place] for side in there] for place in (0, 1))
+    first, second = map(list, zip(*there, strict=True))
     test = paired_test([scale * value for value in first], [scale * value for value in second])
     return Measure(name, words(first), words(second), test, less_is_better, unit)
-
-
-def _mean_words(values: list[float], unit: str) -> str:
-    mean, std = mean_and_std(values)
-    return f"{mean:.1f}" + (f" ± {std:.1f}" if len(values) > 1 else "") + unit
-
-
-def _simulated_or_never(figures: Figures) -> float:
-    if figures.simulated is not None:
-        return figures.simulated
-    return (figures.simulated_in_all or 0.0) + (figures.simulated_a_round or 0.0)

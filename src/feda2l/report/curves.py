@@ -32,18 +32,14 @@ class Curve:
 
 def read_curves(runs: Sequence[FoundRun], notes: Notes) -> dict[Path, Curve]:
     """The curve of every run whose records can be read; the notes name the others."""
-    plans: dict[Path, polars.LazyFrame] = {}
-    for run in runs:
-        rows = _rows(run, notes)
-        if rows is not None:
-            plans[run.path] = _by_round(rows, run.metric)
+    plans = {run.path: _by_round(rows, run.metric) for run in runs if (rows := _rows(run, notes)) is not None}
     curves: dict[Path, Curve] = {}
-    metrics = {run.path: run for run in runs}
+    lengths = {run.path: int(run.summary.get("rounds", 0)) for run in runs}
     for path, frame in _collect(plans, notes).items():
         if frame["score"].drop_nulls().is_empty():
             notes.add("left out, never evaluated", path)
             continue
-        if frame["round"][-1] < int(metrics[path].summary.get("rounds", 0)):
+        if frame["round"][-1] < lengths[path]:
             notes.add("left out, its records are cut off", f"{path} (at round {frame['round'][-1]})")
             continue
         curves[path] = _curve(frame)
@@ -79,31 +75,24 @@ def mean_of(curves: Sequence[Floats]) -> Floats:
 
 def _rows(run: FoundRun, notes: Notes) -> polars.LazyFrame | None:
     """A row a node and round, not read yet; from the lines where the Parquet file is missing or cut off."""
-    folder = run.folder
+    folder, lacks = run.folder, list[str]()
     try:
-        schema = polars.read_parquet_schema(folder.rounds_table)
-        missing = [name for name in OPTIONAL if name not in schema]
-        if run.metric not in schema:
-            notes.add("left out, never evaluated", run.path)
+        names, rows = [*polars.read_parquet_schema(folder.rounds_table)], polars.scan_parquet(folder.rounds_table)
+        lacks = [name for name in OPTIONAL if name not in names] + ["summary's metric"] * ("metric" not in run.summary)
+    except (OSError, polars.exceptions.PolarsError) as error:
+        lines = _from_lines(folder)
+        if lines is None:
+            notes.add("left out, neither rounds.parquet nor rounds.jsonl can be read", run.path)
             return None
-        if missing or "metric" not in run.summary:
-            lacks = ", ".join([*missing, *([] if "metric" in run.summary else ["summary's metric"])])
-            notes.add(f"records of an older version (without {lacks}), shown as far as they go", run.path)
-        return polars.scan_parquet(folder.rounds_table)
-    except FileNotFoundError:
-        reason = None
-    except (OSError, polars.exceptions.PolarsError):
-        reason = "rounds.parquet is damaged; read from rounds.jsonl instead"
-    rows = _from_lines(folder)
-    if rows is None:
-        notes.add("left out, neither rounds.parquet nor rounds.jsonl can be read", run.path)
-        return None
-    if reason:
-        notes.add(reason, run.path)
-    if run.metric not in rows.columns:
+        if not isinstance(error, FileNotFoundError):
+            notes.add("rounds.parquet is damaged; read from rounds.jsonl instead", run.path)
+        names, rows = lines.columns, lines.lazy()
+    if run.metric not in names:
         notes.add("left out, never evaluated", run.path)
         return None
-    return rows.lazy()
+    if lacks:
+        notes.add(f"records of an older version (without {', '.join(lacks)}), shown as far as they go", run.path)
+    return rows
 
 
 def _from_lines(folder: RunFolder) -> polars.DataFrame | None:

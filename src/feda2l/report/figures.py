@@ -1,7 +1,7 @@
 """Figures for a paper: PNG, SVG and PDF of each; matplotlib is loaded on use."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from feda2l.report.metrics import mean_and_std
 from feda2l.report.own_time import own_clock
 from feda2l.report.plots import new_figure, save_figure
 from feda2l.report.results import Cell, Contest, ResultTable
-from feda2l.report.words import naive_words
+from feda2l.report.words import naive_words, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,9 +36,8 @@ def draw_all(tables: Sequence[ResultTable], folder: Path) -> list[str]:
             if any(cell.simulated for cell in contest.cells):
                 _curves(table, contest, folder / f"{name}-seconds", seconds=True)
         if len(table.contests) > MOST_CONTESTS:
-            missing.append(
-                f"curves of {len(table.contests) - MOST_CONTESTS} of {len(table.contests)} settings of {table.title}"
-            )
+            count = len(table.contests)
+            missing.append(f"curves of {count - MOST_CONTESTS} of {count} settings of {table.title}")
         _bars(table, folder / f"{front}best")
         missing += _minutes(table, folder / f"{front}minutes")
         missing += _dynamics(table, folder / f"{front}rates")
@@ -87,7 +86,7 @@ def draw_score_band(axes: "Axes", cell: Cell, metric: str, name: str, across: Fl
     x = np.arange(1, len(middle) + 1) if across is None else across
     at = np.flatnonzero(~np.isnan(middle))
     at = at[:: max(len(at) // POINTS, 1)]
-    scale = 100 if metric == "accuracy" else 1
+    scale = scale_of(metric)
     (line,) = axes.plot(x[at], scale * middle[at], label=name, linewidth=1.4)
     if len(cell.seeds) > 1:
         color = line.get_color()
@@ -97,11 +96,11 @@ def draw_score_band(axes: "Axes", cell: Cell, metric: str, name: str, across: Fl
 def decorate_score_axes(axes: "Axes", contest: Contest, metric: str, across: str) -> None:
     """Draw the target and the naive forecast as lines; label the axes, with `across` on the x-axis."""
     if contest.target is not None:
-        axes.axhline((100 if metric == "accuracy" else 1) * contest.target, color="grey", linestyle=":", linewidth=1)
+        axes.axhline(scale_of(metric) * contest.target, color="grey", linestyle=":", linewidth=1)
     if contest.naive is not None:
         name, mse = contest.naive
         axes.axhline(mse, color="black", linestyle="--", linewidth=1, label=f"no training: {naive_words(name)}")
-    axes.set(xlabel=across, ylabel=_score_title(metric), title=_where(contest))
+    axes.set(xlabel=across, ylabel=_score_title(metric), title=contest.where)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.25)
 
@@ -110,29 +109,27 @@ def _bars(table: ResultTable, path: Path) -> None:
     """Best score of each method, a group a setting."""
     contests = table.contests[:MOST_BARS]
     figure, (axes,) = new_figure(1, min(5.5 + 0.14 * len(table.rows) * len(contests), 18), 4)
-    scale = 100 if table.metric == "accuracy" else 1
+    scale = scale_of(table.metric)
     width = 0.84 / len(table.rows)
     ends: list[float] = []
     for number, row in enumerate(table.rows):
-        best = {
-            place: mean_and_std([scale * value for value in cell.over_seeds("best")])
+        best = [
+            (place + (number - (len(table.rows) - 1) / 2) * width, *mean_and_std([scale * value for value in values]))
             for place, contest in enumerate(contests)
             for cell in contest.cells
-            if cell.row == row and cell.over_seeds("best")
-        }
-        places = [place + (number - (len(table.rows) - 1) / 2) * width for place in best]
-        means, stds = [mean for mean, _ in best.values()], [std for _, std in best.values()]
+            if cell.row == row and (values := cell.over_seeds("best"))
+        ]
+        places, means, stds = np.array(best).reshape(-1, 3).T
         axes.bar(places, means, width, yerr=stds, capsize=2, label=row, color=f"C{number % 10}", error_kw={"lw": 0.8})
-        ends += [mean + sign * std for mean, std in best.values() for sign in (-1, 1)]
+        ends += [*(means - stds), *(means + stds)]
     if not ends:
         axes.text(0.5, 0.5, "all runs diverged", ha="center", transform=axes.transAxes)
     else:
         margin = max(max(ends) - min(ends), 0.02 * abs(max(ends))) * 0.25
         axes.set_ylim(max(min(ends) - margin, 0), max(ends) + margin)  # differences are small: the label says it
         axes.legend(fontsize=7, ncols=min(len(table.rows), 4), loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    axes.set_xticks(
-        range(len(contests)), [_where(contest) for contest in contests], rotation=30, ha="right", fontsize=8
-    )
+    where = [contest.where for contest in contests]
+    axes.set_xticks(range(len(contests)), where, rotation=30, ha="right", fontsize=8)
     axes.set_ylabel(f"best {_score_title(table.metric)} (axis cut)", fontsize=8)
     axes.grid(alpha=0.25, axis="y")
     _save(figure, path)
@@ -159,7 +156,7 @@ def _minutes(table: ResultTable, path: Path) -> list[str]:
 
 def draw_score_over_minutes(axes: "Axes", lines: Sequence[tuple[Cell, Floats]], metric: str) -> None:
     """Draw the score of the first seed of each cell over its clock, which is given in seconds after each round."""
-    scale = 100 if metric == "accuracy" else 1
+    scale = scale_of(metric)
     for cell, clock in lines:
         score = cell.example.curve.score[: len(clock)]
         there = ~np.isnan(score)
@@ -171,7 +168,7 @@ def draw_score_over_minutes(axes: "Axes", lines: Sequence[tuple[Cell, Floats]], 
 
 def _dynamics(table: ResultTable, path: Path) -> list[str]:
     """Rates of the three layers that training moves most, with what they answer to: sigma and 1 - zeta, rescaled."""
-    ours = [cell for contest in table.contests for cell in contest.cells if cell.role == "ours"]
+    ours = [cell for _, cell in table.cells if cell.role == "ours"]
     layers = next(((cell, frame) for cell in ours[:4] if (frame := read_layers(cell.example.run)) is not None), None)
     if layers is None:
         return [f"rate dynamics of {table.title}: no run of feda2l with layers.parquet"]
@@ -185,11 +182,8 @@ def _dynamics(table: ResultTable, path: Path) -> list[str]:
         rounds = own["round"].to_numpy()
         axes.plot(rounds, own["rate"].to_numpy(), color="C0", linewidth=1.4, label="rate")
         right = axes.twinx()
-        for values, color, words in (
-            (own["sigma"].to_numpy(), "C1", "sigma"),
-            (1 - own["zeta"].to_numpy(), "C2", "1 - zeta"),
-        ):
-            right.plot(rounds, _rescaled(values), color=color, linewidth=0.9, alpha=0.8, label=words)
+        for values, color, words in ((own["sigma"], "C1", "sigma"), (1 - own["zeta"], "C2", "1 - zeta")):
+            right.plot(rounds, _rescaled(values.to_numpy()), color=color, linewidth=0.9, alpha=0.8, label=words)
         axes.set(xlabel="round", ylabel="learning rate", title=f"node {node}, layer {name}")
         right.set_ylabel("sigma, 1 - zeta (rescaled to 0..1)")
         lines = [*axes.get_lines(), *right.get_lines()]
@@ -208,9 +202,7 @@ def _sensitivity(table: ResultTable, path: Path) -> list[str]:
         return [f"sensitivity of {table.title}: no parameter of the rate rule was varied"]
     figure, panels = new_figure(len(varied), 4.6 * len(varied), 4)
     for axes, key in zip(panels, varied, strict=True):
-        cells = [cell for contest in table.contests for cell in contest.cells if key in cell.example.run.keys]
-        scale = 100 if table.metric == "accuracy" else 1
-        cells.sort(key=lambda cell, key=key: float(cell.example.run.keys[key]))  # type: ignore[misc]
+        cells, scale = _cells_by(table, key), scale_of(table.metric)
         words = [f"{cell.example.run.keys[key]:g}" for cell in cells]
         places = list(dict.fromkeys(words))
         right = axes.twinx()
@@ -233,12 +225,17 @@ def _by_balance(table: ResultTable, path: Path) -> list[str]:
     if key not in (*table.layout.rows, *table.layout.columns):
         return [f"trajectories by beta of {table.title}: rates.balance was not varied"]
     figure, (axes,) = new_figure(1, 7, 4.5)
-    cells = [cell for contest in table.contests for cell in contest.cells if key in cell.example.run.keys]
-    for cell in sorted(cells, key=lambda cell: float(cell.example.run.keys[key])):
+    for cell in _cells_by(table, key):
         draw_score_band(axes, cell, table.metric, f"beta {cell.example.run.keys[key]:g}")
     decorate_score_axes(axes, table.contests[0], table.metric, "round")
     _save(figure, path)
     return []
+
+
+def _cells_by(table: ResultTable, key: str) -> list[Cell]:
+    """The cells whose runs have the key, by its value."""
+    cells = [cell for _, cell in table.cells if key in cell.example.run.keys]
+    return sorted(cells, key=lambda cell: float(cell.example.run.keys[key]))
 
 
 def _rescaled(values: Floats) -> Floats:
@@ -255,17 +252,13 @@ def _score_title(metric: str) -> str:
     return "mean test accuracy of the nodes, %" if metric == "accuracy" else f"mean test {metric.upper()} of the nodes"
 
 
-def _where(contest: Contest) -> str:
-    return " / ".join(word for word in (contest.block, contest.column) if word != "all")
-
-
 def _slug(*words: str) -> str:
     kept = (word for word in words if word != "all")
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(kept)).strip("-")
 
 
-def _save(figure: Any, path: Path, formats: Iterable[str] = FORMATS) -> None:
+def _save(figure: Any, path: Path) -> None:
     figure.canvas.draw()
     figure.set_layout_engine("none")  # where things stand is found out once, not for every format again
-    for kind in formats:
+    for kind in FORMATS:
         save_figure(figure, path.with_name(f"{path.name}.{kind}"))

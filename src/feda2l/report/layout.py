@@ -54,44 +54,47 @@ def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[Study]:
     ends = {folder.resolve().parent for folder in top}
     groups: dict[str, list[FoundRun]] = defaultdict(list)
     wishes: dict[str, Mapping[str, Any]] = {}
-    known: dict[Path, tuple[str, Mapping[str, Any]]] = {}
+    above = functools.cache(functools.partial(_study_above, ends=ends))
     for run in runs:
-        name, own = _study_above(run.path.resolve().parent, ends, known)
+        name, own = above(run.path.resolve().parent)
         groups[name].append(run)
         wishes.setdefault(name, own)
     return [Study(name, own, wishes[name]) for name, own in groups.items()]
 
 
-def lay_out(study: Study, notes: Notes) -> Layout:
+def lay_out(runs: Sequence[FoundRun], wishes: Mapping[str, Any], notes: Notes) -> Layout:
     """Rows and columns as the study wishes them; else rate rules down, algorithms in blocks, the rest across."""
-    varying = varying_keys(study.runs, notes)
-    rows, columns = _wished(study.wishes, "rows"), _wished(study.wishes, "columns")
-    left = [key for key in varying if key not in (*rows, *columns)]
+    rows, columns = _wished(wishes, "rows"), _wished(wishes, "columns")
+    left = _without(varying_keys(runs, notes), *rows, *columns)
     if not rows:
-        rows = tuple(key for key in left if key.startswith("rates."))
-        rows = rows or tuple(key for key in left if key.startswith("algorithm."))
-        rows = rows or tuple(key for key in left if key not in APART) or ("rates.name",)
-        left = [key for key in left if key not in rows]
-    blocks = tuple(key for key in left if key.startswith("algorithm."))
-    tables = tuple(key for key in left if key in APART)
-    if not columns:
-        columns = tuple(key for key in left if key not in (*blocks, *tables))
-    else:
-        blocks = tuple(key for key in left if key not in tables)
-    return Layout(rows, columns, blocks, tables)
+        rows = _starting("rates.", left) or _starting("algorithm.", left) or _without(left, *APART) or ("rates.name",)
+        left = _without(left, *rows)
+    rest = _without(left, *APART)
+    blocks = rest if columns else _starting("algorithm.", rest)
+    return Layout(rows, columns or _without(rest, *blocks), blocks, _without(left, *rest))
+
+
+def _without(keys: Iterable[str], *others: str) -> tuple[str, ...]:
+    return tuple(key for key in keys if key not in others)
+
+
+def _starting(start: str, keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(key for key in keys if key.startswith(start))
 
 
 def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
     """The keys in which runs differ; a key that follows from others (a rule's parameters) is none of its own."""
-    every = {key for run in runs for key in run.keys}
+    every = set[str]().union(*(run.keys for run in runs))
     # a control is paired with the run of its own seed, so that key differs with the seed and says no more
     ignored = {"seed", "name", "rates.paired", "runtime.checkpoint_seconds", *NO_MATTER}
+    pairs = {(run.seed, run.keys.get("data.partition_seed")) for run in runs}
+    if len(pairs) == len(dict(pairs)):  # one partition seed for each seed
+        ignored.add("data.partition_seed")
     middle = sorted(every - set(FIRST) - set(LAST) - ignored, key=lambda key: (key.split(".")[0] != "rates", key))
     chosen: list[str] = []
     parts = 1
     for key in (*FIRST, *middle, *LAST):
-        values = {_value(run, key) for run in runs}
-        if len(values) == 1 or (key == "data.partition_seed" and _moves_with_seed(runs)):
+        if len(set(map(functools.partial(_value, key=key), runs))) == 1:
             continue
         count = len({tuple(_value(run, name) for name in (*chosen, key)) for run in runs})
         if count > parts:
@@ -158,29 +161,17 @@ def _wished(wishes: Mapping[str, Any], what: str) -> tuple[str, ...]:
     return (keys,) if isinstance(keys, str) else tuple(keys)
 
 
-def _moves_with_seed(runs: Sequence[FoundRun]) -> bool:
-    """Is there one partition seed to each seed?"""
-    pairs = {(run.seed, run.keys.get("data.partition_seed")) for run in runs}
-    return len(pairs) == len({seed for seed, _ in pairs})
-
-
-def _study_above(
-    folder: Path, ends: set[Path], known: dict[Path, tuple[str, Mapping[str, Any]]]
-) -> tuple[str, Mapping[str, Any]]:
+def _study_above(folder: Path, ends: set[Path]) -> tuple[str, Mapping[str, Any]]:
     """The study whose folder this is or lies in, no higher than the folders the report was asked for."""
-    if folder in known:
-        return known[folder]
-    file = folder / "study.toml"
-    if file.exists():
-        try:
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise FedA2LError(f"{file}: cannot be read: {error}") from error
-        wishes = content.get("report", {})
-        found = (str(content.get("name", folder.name)), wishes if isinstance(wishes, Mapping) else {})
-    elif folder in ends or folder.parent == folder:
-        found = ("", {})
-    else:
-        found = _study_above(folder.parent, ends, known)
-    known[folder] = found
-    return found
+    for place in (folder, *folder.parents):
+        file = place / "study.toml"
+        if file.exists():
+            try:
+                content = tomllib.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise FedA2LError(f"{file}: cannot be read: {error}") from error
+            wishes = content.get("report", {})
+            return str(content.get("name", place.name)), wishes if isinstance(wishes, Mapping) else {}
+        if place in ends:
+            break
+    return "", {}

@@ -14,6 +14,10 @@ class RoundsToTarget(NamedTuple):
     mean: float | None  # only where every run reached it
     std: float | None  # of the sample
 
+    @property
+    def population_std(self) -> float | None:
+        return None if self.std is None else self.std * ((self.runs - 1) / self.runs) ** 0.5
+
 
 def rounds_over_seeds(rounds: Sequence[float | None]) -> RoundsToTarget:
     """Rounds, or seconds, of every seed.

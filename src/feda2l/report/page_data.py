@@ -32,13 +32,10 @@ ROLES = ("ours", "control", "constant", "baseline")
 
 def page_data(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str]) -> dict[str, Any]:
     """Everything the page draws; where something is missing there is a sentence in its place."""
-    settings, chosen = [], []
-    for table in tables:
-        for contest in table.contests:
-            settings.append(_setting(table, contest, several=len(tables) > 1))
-            chosen += [(settings[-1]["name"], cell) for cell in contest.cells]
+    settings = [_setting(table, contest, several=len(tables) > 1) for table in tables for contest in table.contests]
+    contests = [contest for table in tables for contest in table.contests]
+    chosen = [(own["name"], cell) for own, contest in zip(settings, contests, strict=True) for cell in contest.cells]
     runs, left = _runs(chosen)
-    partitions = _partitions([cell.example.run for _, cell in chosen])
     return {
         "tables": [
             {"title": table.title, "setting": setting_of(table), "sheets": [_sheet(s) for s in sheets_of(table)]}
@@ -46,7 +43,7 @@ def page_data(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str
         ],
         "settings": settings,
         "runs": runs,
-        "partitions": partitions,
+        "partitions": _partitions([cell.example.run for _, cell in chosen]),
         "related": _sheet(related),
         "notes": [*notes, *left],
     }
@@ -72,9 +69,8 @@ def _sheet(sheet: Sheet) -> dict[str, Any]:
 
 
 def _setting(table: ResultTable, contest: Contest, *, several: bool) -> dict[str, Any]:
-    words = [table.title if several else "", *(word for word in (contest.block, contest.column) if word != "all")]
     return {
-        "name": " / ".join(word for word in words if word) or table.title,
+        "name": " / ".join(filter(None, (table.title * several, contest.where))) or table.title,
         "metric": table.metric,
         "target": contest.target,
         "naive": contest.naive and [naive_words(contest.naive[0]), contest.naive[1]],
@@ -126,9 +122,7 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[st
         heat: dict[str, Any] | str = "no room left in the page; make a report of this run's folder alone"
         if room > 0:
             heat = heat_of(run)
-            room -= (
-                sum(len(heat[name]["values"]) for name in ("rate", "sigma", "zeta")) if isinstance(heat, dict) else 0
-            )
+            room -= 0 if isinstance(heat, str) else sum(len(heat[name]["values"]) for name in ("rate", "sigma", "zeta"))
         else:
             crowded += 1
         shown[number] = {

@@ -47,6 +47,8 @@ DEFAULTS = {
     "ResNet": {"tau": 1e-3, "R_warm": 40.0, "rho": 10.0, "xi": 0.1, "beta": 0.6},
 }
 
+Names = dict[str, str | None]  # the paper's words by column
+
 
 @dataclass(frozen=True)
 class PaperNumber:
@@ -74,28 +76,18 @@ def paper_number(run: FoundRun, varied: tuple[str, ...] = ()) -> PaperNumber | N
     `varied` are the keys that make rows or columns: with one of FedA2L's own parameters it is the sensitivity table.
     """
     names = _names(run)
-    algorithm, method, model, data = (names[column] for column in ("algorithm", "method", "model", "dataset"))
-    if not (algorithm and method and data and run.target is not None) or _changed(run, method, model):
+    known = None not in (names["algorithm"], names["method"], names["dataset"])
+    if not known or run.target is None or _changed(run, names):
         return None
-    if method == "FedA2L" and any(key in PARAMETER for key in varied):
-        return _sensitivity(run, model, data) if model and algorithm == "FedAvg" and _usual(run) else None
+    if names["method"] == "FedA2L" and any(key in PARAMETER for key in varied):
+        return _sensitivity(run, names, f"Rounds@{100 * run.target:g}%")
     if run.falls:
-        row = _row("time_series", algorithm=algorithm, method=method, dataset=data, target_mse=f"{run.target:g}")
-        if row is None:
-            return None
-        return PaperNumber(_number(row["rounds"]), None, _minutes(row["total_seconds"]), None, _flags(row))
+        return _number_of(_series_row(names, target_mse=f"{run.target:g}"))
     target = f"{100 * run.target:g}"
-    if not _usual(run):
-        setting = _robustness_setting(run)
-        row = _row("robustness", algorithm=algorithm, method=method, setting=setting, target_accuracy_pct=target)
-        fits = setting and (model, data) == ("ResNet-18", "CIFAR-100")
-        return PaperNumber(_number(row["rounds"]), flags=_flags(row)) if row and fits else None
-    row, time = (_row(table, **names, target_accuracy_pct=target) for table in ("main_results", "convergence_time"))
-    if row is None:
-        return None
-    minutes = _number(time["total_minutes"]) if time else None
-    flags = (*_flags(row), *(_flags(time) if time else ()))
-    return PaperNumber(_number(row["rounds_mean"]), _number(row["rounds_std"]), minutes, None, flags)
+    if _usual(run):
+        return _main_number(names, target)
+    fits = (names["model"], names["dataset"]) == ("ResNet-18", "CIFAR-100")
+    return paper_robustness(run, target_accuracy_pct=target) if fits else None
 
 
 def paper_seconds(run: FoundRun) -> float | None:
@@ -109,21 +101,20 @@ def paper_seconds(run: FoundRun) -> float | None:
     return _number(row["seconds_per_round"]) if row else None
 
 
-def paper_robustness(run: FoundRun) -> PaperNumber | None:
-    """The paper's rounds for a run's network and skew, on the paper's own model and to its own target."""
-    names = _names(run)
-    row = _row("robustness", algorithm=names["algorithm"], method=names["method"], setting=_robustness_setting(run))
-    return PaperNumber(_number(row["rounds"]), flags=_flags(row)) if row else None
+def paper_robustness(run: FoundRun, **where: str) -> PaperNumber | None:
+    """The paper's rounds for a run's network and skew, on the paper's own model; to its own target without `where`."""
+    names, setting = _names(run), _robustness_setting(run)
+    return _number_of(
+        _row("robustness", algorithm=names["algorithm"], method=names["method"], setting=setting, **where)
+    )
 
 
 def paper_series(run: FoundRun) -> tuple[PaperNumber, float] | None:
     """The paper's rounds for a series and the MSE that they are to, which may be another than the run's."""
     names = _names(run)
-    method, model = names.pop("method"), names.pop("model")
-    row = _row("time_series", method=method, **names)
-    if row is None or method is None or _changed(run, method, model):
-        return None
-    return PaperNumber(_number(row["rounds"]), flags=_flags(row)), float(row["target_mse"])
+    row = _series_row(names)
+    number = None if _changed(run, names) else _number_of(row)
+    return (number, float(row["target_mse"])) if row and number else None
 
 
 @cache
@@ -139,18 +130,18 @@ def rows_of(table: str) -> tuple[Mapping[str, str], ...]:
     return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
-def _names(run: FoundRun) -> dict[str, str | None]:
+def _names(run: FoundRun) -> Names:
     """What the paper's tables call a run's algorithm, rule, model and data."""
     tables = {"algorithm": ALGORITHM, "method": METHOD, "model": MODEL, "dataset": DATA}
     keys = {"algorithm": "algorithm.name", "method": "rates.name", "model": "model.name", "dataset": "data.name"}
     return {column: tables[column].get(run.keys.get(key, "")) for column, key in keys.items()}
 
 
-def _changed(run: FoundRun, method: str, model: str | None) -> bool:
+def _changed(run: FoundRun, names: Names) -> bool:
     """Has it another base rate, momentum or sign of zeta than the paper's runs? A deep FedA2L had no momentum there."""
     keys = run.keys
     momentum = keys.get("training.momentum", 0.9) if keys.get("training.optimizer", "sgd") == "sgd" else 0.9
-    own = method == "FedA2L" and model != "CNN"
+    own = names["method"] == "FedA2L" and names["model"] != "CNN"
     rate = keys.get("rates.base", 0.01) if keys.get("algorithm.name") != "dfedhpo" else 0.01
     return not isclose(rate, 0.01) or keys.get("rates.consensus_sign", 1) != 1 or (momentum == 0 and not own)
 
@@ -175,42 +166,60 @@ def _robustness_setting(run: FoundRun) -> str | None:
     return None
 
 
-def _sensitivity(run: FoundRun, model: str, data: str) -> PaperNumber | None:
+def _main_number(names: Names, target: str) -> PaperNumber | None:
+    """The paper's rounds and minutes in its main setting."""
+    row, time = (_row(table, **names, target_accuracy_pct=target) for table in ("main_results", "convergence_time"))
+    if row is None:
+        return None
+    minutes, flags = (_number(time["total_minutes"]), _flags(time)) if time else (None, ())
+    return PaperNumber(_number(row["rounds_mean"]), _number(row["rounds_std"]), minutes, None, _flags(row) + flags)
+
+
+def _sensitivity(run: FoundRun, names: Names, metric: str) -> PaperNumber | None:
     """The row of the one parameter that differs from the paper's default; the default itself stands in every block."""
+    if names["algorithm"] != "FedAvg" or not _usual(run):
+        return None
+    values, results, flags = _parameters(run, names["model"]), dict[str, list[float]](), dict[str, None]()
+    for row in _rows("sensitivity", model=names["model"], dataset=names["dataset"]):
+        if row["parameter"] in values and isclose(float(row["value"]), values[row["parameter"]]):
+            results.setdefault(row["metric"], []).extend([float(row["result"])] if row["result"] else [])
+            flags |= dict.fromkeys(_flags(row) if row["metric"] == metric else ())
+    if metric not in results:
+        return None
+    low, high = min(results[metric], default=None), max(results[metric], default=None)
+    best = max(results.get("Best accuracy", ()), default=None)
+    return PaperNumber(low, best=best and best / 100, flags=tuple(flags), highest=high)
+
+
+def _parameters(run: FoundRun, model: str | None) -> dict[str, float]:
+    """The parameter that differs from the paper's default; all of them if none differs, none if several differ."""
     default = DEFAULTS["CNN" if model == "CNN" else "ResNet"]
     own = {name: float(run.keys[key]) for key, name in PARAMETER.items() if key in run.keys}
-    differ = [name for name, value in own.items() if not isclose(value, default[name])]
-    if len(differ) > 1 or run.target is None:
-        return None
-    rows = [
-        row
-        for row in rows_of("sensitivity")
-        if (row["model"], row["dataset"]) == (model, data)
-        and row["parameter"] in (differ or own)
-        and isclose(float(row["value"]), own[row["parameter"]])
-    ]
-    rounds = [row for row in rows if row["metric"] == f"Rounds@{100 * run.target:g}%"]
-    best = [float(row["result"]) / 100 for row in rows if row["metric"] == "Best accuracy" and row["result"]]
-    if not rounds:
-        return None
-    reached = sorted(float(row["result"]) for row in rounds if row["result"])
-    flags = tuple(dict.fromkeys(flag for row in rounds for flag in _flags(row)))
-    low, high = (reached[0], reached[-1]) if reached else (None, None)
-    return PaperNumber(low, best=max(best, default=None), flags=flags, highest=high)
+    differ = {name: value for name, value in own.items() if not isclose(value, default[name])}
+    return {1: differ, 0: own}.get(len(differ), {})
+
+
+def _rows(table: str, **where: str | None) -> list[Mapping[str, str]]:
+    return [row for row in rows_of(table) if all(row[key] == str(value) for key, value in where.items())]
 
 
 def _row(table: str, **where: str | None) -> Mapping[str, str] | None:
-    wanted = {key: str(value) for key, value in where.items()}
-    rows = rows_of(table)
-    return next((row for row in rows if all(row[key] == value for key, value in wanted.items())), None)
+    return next(iter(_rows(table, **where)), None)
+
+
+def _series_row(names: Names, **where: str) -> Mapping[str, str] | None:
+    return _row("time_series", **{key: name for key, name in names.items() if key != "model"}, **where)
+
+
+def _number_of(row: Mapping[str, str] | None) -> PaperNumber | None:
+    if row is None:
+        return None
+    seconds = _number(row.get("total_seconds", ""))
+    return PaperNumber(_number(row["rounds"]), minutes=seconds and seconds / 60, flags=_flags(row))
 
 
 def _number(text: str) -> float | None:
     return float(text) if text else None
-
-
-def _minutes(seconds: str) -> float | None:
-    return float(seconds) / 60 if seconds else None
 
 
 def _flags(row: Mapping[str, str]) -> tuple[str, ...]:

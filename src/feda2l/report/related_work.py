@@ -37,26 +37,14 @@ OURS = {
 
 def related_work() -> Sheet:
     """The paper's answer / ours, for each question."""
-    header = [
-        "method",
-        "`feda2l list`",
-        "layer-wise",
-        "per round",
-        "server-free",
-        "no extra message",
-        "signal: the paper",
-        "signal: here",
-    ]
+    header = ["method", "`feda2l list`", "layer-wise", "per round", "server-free", "no extra message"]
+    header += ["signal: the paper", "signal: here"]
     rows = []
     for row in rows_of("related_work"):
         ours = OURS[row["method"]]
-        pairs = (
-            (row["layer_wise_lr"], ours.layer_wise),
-            (row["dynamic_per_round"], ours.every_round),
-            (row["server_free"], ours.server_free),
-        )
-        answers = [f"{theirs} / {'yes' if own else 'no'}" for theirs, own in pairs]
-        answers.append(f"{row['no_extra_comm']} / {ours.no_extra_message}")
+        theirs = [row[question] for question in ("layer_wise_lr", "dynamic_per_round", "server_free", "no_extra_comm")]
+        own = [{True: "yes", False: "no"}[answer] for answer in (ours.layer_wise, ours.every_round, ours.server_free)]
+        answers = map(" / ".join, zip(theirs, [*own, ours.no_extra_message], strict=True))
         rows.append([Entry(text) for text in (row["method"], ours.name, *answers, row["signal_source"], ours.signal)])
     notes = [
         "The paper's answer for the original / what the version here does: it has no server, so what a server sees "

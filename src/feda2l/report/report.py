@@ -1,7 +1,6 @@
 """`feda2l report`: tables, figures and one page from run folders alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from feda2l.errors import FedA2LError, RunFailed
@@ -16,16 +15,6 @@ from feda2l.report.run_figures import Figures, figures_of
 from feda2l.report.write_tables import comma_separated, latex, markdown
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a report came to."""
-
-    tables: list[ResultTable]
-    figures: list[Figures]
-    left_out: list[str]
-    files: list[Path]
-
-
 def read(folders: Sequence[Path], notes: Notes, *, paper: bool = True) -> tuple[list[ResultTable], list[Figures]]:
     """The tables of all runs below the folders, and every run's numbers."""
     runs = find_runs(folders, notes)
@@ -38,19 +27,19 @@ def read(folders: Sequence[Path], notes: Notes, *, paper: bool = True) -> tuple[
     return tables, list(figures.values())
 
 
-def report(folders: Sequence[Path], out: Path, *, tensorboard: bool = False, paper: bool = True) -> Report:
-    """Write everything to `out`; what could not be shown is said, in the files and in what is returned."""
+def report(
+    folders: Sequence[Path], out: Path, *, tensorboard: bool = False, paper: bool = True
+) -> tuple[list[ResultTable], list[str]]:
+    """Write everything to `out`; returned are the tables and what could not be shown, which the files say too."""
     notes = Notes()
     tables, figures = read(folders, notes, paper=paper)
     related = related_work()
-    files = []
     try:
         out.mkdir(parents=True, exist_ok=True)
         if tensorboard:  # first: whoever asks for it without having it should not wait
             from feda2l.report.tensorboard_export import export_tensorboard
 
             export_tensorboard(figures, out / "tensorboard")
-            files.append(out / "tensorboard")
         left_out = [*notes.lines(), *(f"not drawn, {words}" for words in draw_all(tables, out / "figures"))]
         for name, text in (
             ("table.csv", comma_separated(tables)),
@@ -59,7 +48,6 @@ def report(folders: Sequence[Path], out: Path, *, tensorboard: bool = False, pap
             ("index.html", page(tables, related, left_out)),
         ):
             (out / name).write_text(text, encoding="utf-8")
-            files.append(out / name)
     except OSError as error:
         raise RunFailed(f"--out {out}: the report cannot be written: {error.strerror}", see="cannot-write") from error
-    return Report(tables, figures, left_out, [*files, out / "figures"])
+    return tables, left_out

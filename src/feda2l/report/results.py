@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from feda2l.report.run_figures import Figures, first_rounds, smooth
 from feda2l.report.significance import PairedTest, paired_test
 
 NEVER = math.inf
+RIVALS: dict[str, tuple[Role, ...]] = {"other rule": ("constant", "baseline"), "control": ("control",)}
+_Groups = dict[tuple[str, str], dict[tuple[str, ...], dict[str, list[Figures]]]]
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ class Contest:
     cells: list[Cell]
 
     @property
+    def where(self) -> str:
+        """The setting in words; empty where the table has one setting only."""
+        return " / ".join(word for word in (self.block, self.column) if word != "all")
+
+    @property
     def target(self) -> float | None:
         return self.cells[0].example.run.target
 
@@ -112,8 +119,7 @@ class Contest:
 
     def rounds(self, cell: Cell) -> float:
         """The ranked figure; infinite where the target was not reached."""
-        value = cell.reach.median if self.by == "median" else cell.reach.mean
-        return NEVER if value is None else float(value)
+        return self._ranked(cell.reach)
 
     def place(self, cell: Cell) -> int | None:
         """1 for the fastest, 2 for the next; equal ones share a place; None for the rest, and who never came."""
@@ -121,13 +127,11 @@ class Contest:
 
     def simulated_place(self, cell: Cell) -> int | None:
         """The same for simulated seconds."""
-        return _place(self._simulated(cell), map(self._simulated, self.cells))
+        return _place(self._ranked(cell.simulated), [self._ranked(other.simulated) for other in self.cells])
 
-    def _simulated(self, cell: Cell) -> float:
-        if cell.simulated is None:
-            return NEVER
-        value = cell.simulated.median if self.by == "median" else cell.simulated.mean
-        return NEVER if value is None else value
+    def _ranked(self, reach: RoundsToTarget | None) -> float:
+        value = reach and (reach.median if self.by == "median" else reach.mean)
+        return NEVER if value is None else float(value)
 
     def best_place(self, cell: Cell) -> int | None:
         """The same for the best score."""
@@ -140,7 +144,7 @@ class Contest:
         own = [cell for cell in self.cells if cell.role in roles]
         return min(own, key=self.rounds) if own else None
 
-    def improvement(self, cell: Cell, roles: Sequence[Role] = ("constant", "baseline")) -> tuple[float, bool] | None:
+    def improvement(self, cell: Cell, roles: Sequence[Role] = RIVALS["other rule"]) -> tuple[float, bool] | None:
         """Rounds saved against the fastest of the others, in percent; True: more than that, since none of them came.
 
         Where none came, the paper prints 100 %; all that is known is that they need more rounds than they had.
@@ -171,6 +175,13 @@ class Contest:
             return None
         return paired_test([first for first, _ in pairs], [second for _, second in pairs])
 
+    def tests(self, cell: Cell) -> Iterator[tuple[str, Cell, PairedTest | None]]:
+        """Test FedA2L against the fastest of each kind of rivals, unless neither reached the target."""
+        for kind, roles in RIVALS.items() if cell.role == "ours" else ():
+            rival = self.fastest(roles)
+            if rival and not self.rounds(cell) == self.rounds(rival) == NEVER:
+                yield kind, rival, self.test(cell, rival)
+
 
 @dataclass(frozen=True)
 class ResultTable:
@@ -186,8 +197,22 @@ class ResultTable:
         return self.contests[0].cells[0].example.run.metric
 
     @cached_property
+    def cells(self) -> list[tuple[Contest, Cell]]:
+        """All methods of all settings."""
+        return [(contest, cell) for contest in self.contests for cell in contest.cells]
+
+    @cached_property
+    def placed(self) -> dict[tuple[str, str, str], tuple[Contest, Cell]]:
+        """Setting and method by block, column and row."""
+        return {(contest.block, contest.column, cell.row): (contest, cell) for contest, cell in self.cells}
+
+    @cached_property
+    def runs(self) -> list[FoundRun]:
+        return [figures.run for _, cell in self.cells for figures in cell.seeds]
+
+    @cached_property
     def rows(self) -> list[str]:
-        return list(dict.fromkeys(cell.row for contest in self.contests for cell in contest.cells))
+        return list(dict.fromkeys(cell.row for _, cell in self.cells))
 
     @cached_property
     def columns(self) -> list[str]:
@@ -197,9 +222,6 @@ class ResultTable:
     def blocks(self) -> list[str]:
         return list(dict.fromkeys(contest.block for contest in self.contests))
 
-    def contest(self, block: str, column: str) -> Contest | None:
-        return next((c for c in self.contests if (c.block, c.column) == (block, column)), None)
-
     def races(self, *, controls: bool) -> list[tuple[Contest, list[Cell]]]:
         """The settings in which two methods or more ran and anyone reached the target, and who ran."""
         runners = [(c, [cell for cell in c.cells if controls or cell.role != "control"]) for c in self.contests]
@@ -207,15 +229,14 @@ class ResultTable:
 
     def firsts(self, *, controls: bool) -> dict[str, tuple[int, int]]:
         """In how many races each row was fastest: ties counted, and alone."""
-        count: dict[str, list[int]] = {}
+        count: dict[str, tuple[int, int]] = {}
         for contest, cells in self.races(controls=controls):
             best = min(map(contest.rounds, cells))
             first = [cell.row for cell in cells if contest.rounds(cell) == best]
             for cell in cells:
-                own = count.setdefault(cell.row, [0, 0])
-                own[0] += cell.row in first
-                own[1] += first == [cell.row]
-        return {row: (tied, alone) for row, (tied, alone) in count.items()}
+                tied, alone = count.get(cell.row, (0, 0))
+                count[cell.row] = tied + (cell.row in first), alone + (first == [cell.row])
+        return count
 
 
 def tables_of(study: Study, figures: Mapping[Path, Figures], notes: Notes, *, paper: bool = True) -> list[ResultTable]:
@@ -223,31 +244,31 @@ def tables_of(study: Study, figures: Mapping[Path, Figures], notes: Notes, *, pa
     runs = [run for run in study.runs if run.path in figures]
     if not runs:
         return []
-    layout = lay_out(Study(study.name, runs, study.wishes), notes)
+    layout = lay_out(runs, study.wishes, notes)
     varied = (*layout.rows, *layout.columns, *layout.blocks)
-    usual = {keys: usual_values(runs, keys) for keys in (layout.tables, layout.blocks, layout.columns, layout.rows)}
-
-    def named(run: FoundRun, keys: tuple[str, ...]) -> str:
-        return label(run, keys, usual[keys])
-
-    tables: dict[tuple[str, str], dict[tuple[str, str], dict[str, list[Figures]]]] = {}
-    ordered = sorted(
-        runs,
-        key=lambda run: tuple(order(run, keys) for keys in (layout.tables, layout.blocks, layout.columns, layout.rows)),
-    )
-    for run in ordered:
-        place = tables.setdefault((named(run, layout.tables), run.metric), {})
-        contest = place.setdefault((named(run, layout.blocks), named(run, layout.columns)), defaultdict(list))
-        contest[named(run, layout.rows)].append(figures[run.path])
+    tables = _grouped([figures[run.path] for run in runs], layout.tables, layout.blocks, layout.columns, layout.rows)
+    several = len({run.metric for run in runs}) > 1
     found = []
     for (title, metric), contests in tables.items():
         made = [
             Contest(block, column, [_cell(row, seeds, varied, paper, notes) for row, seeds in rows.items()])
             for (block, column), rows in contests.items()
         ]
-        words = [study.name, "" if title == "all" else title, metric if len({m for _, m in tables}) > 1 else ""]
-        found.append(ResultTable(" / ".join(word for word in words if word) or "results", study.name, layout, made))
+        words = " / ".join(filter(None, (study.name, title * (title != "all"), metric * several)))
+        found.append(ResultTable(words or "results", study.name, layout, made))
     return found
+
+
+def _grouped(every: Sequence[Figures], *directions: tuple[str, ...]) -> _Groups:
+    """Group runs by table and metric, then by block and column, then by row; everything in the order of its keys."""
+    usual = [usual_values([figures.run for figures in every], keys) for keys in directions]
+    groups: _Groups = {}
+    for figures in sorted(every, key=lambda figures: [order(figures.run, keys) for keys in directions]):
+        run = figures.run
+        table, *setting, row = (label(run, keys, values) for keys, values in zip(directions, usual, strict=True))
+        contests = groups.setdefault((table, run.metric), {})
+        contests.setdefault(tuple(setting), defaultdict(list))[row].append(figures)
+    return groups
 
 
 def _cell(row: str, seeds: list[Figures], varied: tuple[str, ...], paper: bool, notes: Notes) -> Cell:

@@ -33,6 +33,12 @@ class Figures:
         return self.run.rounds + 1 if self.reached is None else self.reached
 
     @property
+    def simulated_to_target(self) -> float:
+        """The same for simulated seconds."""
+        never = (self.simulated_in_all or 0.0) + (self.simulated_a_round or 0.0)
+        return never if self.simulated is None else self.simulated
+
+    @property
     def search(self) -> float | None:
         """What a search before round 1 cost, in rounds; not part of the rounds to the target."""
         cost = self.run.summary.get("search", {}).get("rounds")

@@ -1,15 +1,26 @@
 """A result table in words: what stands in which cell and which cell stands out, whatever it is printed as."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from feda2l.rates.base import Role
 from feda2l.report.metrics import RoundsToTarget
 from feda2l.report.paper_numbers import flag_texts
-from feda2l.report.results import NEVER, Cell, Contest, ResultTable
-from feda2l.report.run_figures import Figures
-from feda2l.report.words import rounds_words, score_words, seconds_words, significance_lines, speed_words, target_words
+from feda2l.report.results import NEVER, RIVALS, Cell, Contest, ResultTable
+from feda2l.report.words import (
+    beyond_words,
+    rounds_words,
+    score_words,
+    seconds_words,
+    shared,
+    significance_lines,
+    speed_words,
+    target_words,
+)
 
+Found = tuple[Contest, Cell] | None
 GRID_SHOWN = 7
 TESTS_SHOWN = 8
 
@@ -33,76 +44,55 @@ class Sheet:
 
 def sheets_of(table: ResultTable) -> list[Sheet]:
     """Rounds to the target, scores, every figure of every method, and rounds to a grid of targets."""
-    sheets = [rounds_sheet(table)] if _has_target(table) else []
+    sheets = [rounds_sheet(table)] if any(contest.target is not None for contest in table.contests) else []
     times = [*simulated_sheets(table), *time_sheets(table)]
     return [*sheets, scores_sheet(table), *times, details_sheet(table), *grid_sheets(table)]
 
 
 def rounds_sheet(table: ResultTable) -> Sheet:
     """Rules down, settings across, as the paper prints it; the paper's own numbers beside ours."""
-    paper = {
-        column: any(cell.paper for contest in table.contests if contest.column == column for cell in contest.cells)
-        for column in table.columns
-    }
+    paper = {contest.column for contest, cell in table.cells if cell.paper}
     header = [_row_title(table)]
     for column in table.columns:
         name = _column_title(table, column)
-        header += [name, f"{name}: the paper"] if paper[column] else [name]
+        header += [name, f"{name}: the paper"][: 1 + (column in paper)]
     rows: list[list[Entry]] = []
     for block in table.blocks:
-        if len(table.blocks) > 1:
-            rows.append([Entry(block), *[Entry("")] * (len(header) - 1)])
-        for row in _rows_of(table, block):
-            rows.append([Entry(row)])
-            for column in table.columns:
-                contest, cell = _find(table, block, column, row)
-                rows[-1].append(_rounds_entry(contest, cell))
-                if paper[column]:
-                    rows[-1].append(Entry(cell.paper.text if cell and cell.paper else ""))
+        rows += _block_rows(table, block, _rounds_entries, paper)
         rows += _improvement_rows(table, block, paper)
     return Sheet("Rounds to target", header, rows, _rounds_notes(table))
 
 
 def scores_sheet(table: ResultTable) -> Sheet:
     """The best score of each method, mean and spread over seeds."""
+
+    def entries(found: Found) -> list[Entry]:
+        if found is None:
+            return [Entry("")]
+        contest, cell = found
+        text = score_words(cell.over_seeds("best"), table.metric)
+        return [Entry(text or f"diverged ({cell.diverged}/{len(cell.seeds)})", contest.best_place(cell))]
+
     what = "Best accuracy, %" if table.metric == "accuracy" else f"Lowest test {table.metric.upper()}"
-    rows: list[list[Entry]] = []
-    for block in table.blocks:
-        if len(table.blocks) > 1:
-            rows.append([Entry(block), *[Entry("")] * len(table.columns)])
-        for row in _rows_of(table, block):
-            rows.append([Entry(row)])
-            for column in table.columns:
-                contest, cell = _find(table, block, column, row)
-                if contest is None or cell is None:
-                    rows[-1].append(Entry(""))
-                    continue
-                text = score_words(cell.over_seeds("best"), table.metric)
-                rows[-1].append(
-                    Entry(text or f"diverged ({cell.diverged}/{len(cell.seeds)})", contest.best_place(cell))
-                )
-    notes = ["Of the raw curve, mean over nodes, mean ± sample standard deviation over seeds."]
     header = [_row_title(table), *(table.metric if column == "all" else column for column in table.columns)]
+    rows = [row for block in table.blocks for row in _block_rows(table, block, entries, ())]
+    notes = ["Of the raw curve, mean over nodes, mean ± sample standard deviation over seeds."]
     return Sheet(what, header, rows, notes)
 
 
 def simulated_sheets(table: ResultTable) -> list[Sheet]:
     """Seconds on the network that was simulated, where one was: to the target, a round, and in all."""
-    cells = [(contest, cell) for contest in table.contests for cell in contest.cells]
-    if not any(cell.simulated for _, cell in cells):
+    if not any(cell.simulated for _, cell in table.cells):
         return []
-    header = ["setting", _row_title(table), "seconds to target", "seconds a round", "seconds in all"]
     rows = []
-    for contest, cell in cells:
-        where = " / ".join(word for word in (contest.block, contest.column) if word != "all")
-        first = Entry("" if cell.simulated else "no simulated time")
-        if cell.simulated and contest.target is None:
-            first = Entry("no target")
-        elif cell.simulated:
+    for contest, cell in table.cells:
+        first = Entry("no target" if cell.simulated else "no simulated time")
+        if cell.simulated and contest.target is not None:
             in_all = max(figures.simulated_in_all or 0.0 for figures in cell.seeds)
             first = Entry(rounds_words(cell.simulated, f"{in_all:.2f}", digits=2), contest.simulated_place(cell))
         rest = [seconds_words(cell.over_seeds(name), 2) for name in ("simulated_a_round", "simulated_in_all")]
-        rows.append([Entry(where), Entry(cell.row), first, *map(Entry, rest)])
+        rows.append([Entry(contest.where), Entry(cell.row), first, *map(Entry, rest)])
+    header = ["setting", _row_title(table), "seconds to target", "seconds a round", "seconds in all"]
     notes = [
         "Simulated: what the rounds would have taken on the network of the spec ([network]); a round counts when its "
         "last node has completed it. Mean ± sample standard deviation over seeds. **First**, <u>second</u>."
@@ -112,53 +102,33 @@ def simulated_sheets(table: ResultTable) -> list[Sheet]:
 
 def time_sheets(table: ResultTable) -> list[Sheet]:
     """Minutes to the target beside the paper's, where runs had the machine to themselves."""
-    cells = [(contest, cell) for contest in table.contests for cell in contest.cells]
-    if not any(cell.over_seeds("seconds_with_evaluation") for _, cell in cells):
+    if not any(cell.over_seeds("seconds_with_evaluation") for _, cell in table.cells):
         return []
-    header = ["setting", _row_title(table), "minutes", "minutes with evaluation", "the paper, minutes"]
     rows = []
-    for contest, cell in cells:
-        where = " / ".join(word for word in (contest.block, contest.column) if word != "all")
+    for contest, cell in table.cells:
         minutes = [[value / 60 for value in cell.over_seeds(name)] for name in ("seconds", "seconds_with_evaluation")]
         theirs = "" if cell.paper is None or cell.paper.minutes is None else f"{cell.paper.minutes:.1f}"
-        rows.append([Entry(text) for text in (where, cell.row, *map(seconds_words, minutes), theirs)])
+        rows.append([Entry(text) for text in (contest.where, cell.row, *map(seconds_words, minutes), theirs)])
+    header = ["setting", _row_title(table), "minutes", "minutes with evaluation", "the paper, minutes"]
     notes = ["Of the seeds that reached the target. The paper counts evaluation in, on an RTX 4090."]
     return [Sheet("Time to target", header, rows, notes)]
 
 
 def details_sheet(table: ResultTable) -> Sheet:
     """Every figure of every method in every setting."""
-    header = [
-        *(["block"] if len(table.blocks) > 1 else []),
-        *(["setting"] if len(table.columns) > 1 else []),
-        _row_title(table),
-        "reached",
-        "median",
-        "mean ± std",
-        "population std",
-        "of the mean curve",
-        "against constant",
-        "best",
-        "best smoothed",
-        "last 10",
-        "s to target",
-        "s with evaluation",
-        "MB sent",
+    header = [*_told(table, "block", "setting"), _row_title(table), "reached", "median", "mean ± std", "population std"]
+    header += ["of the mean curve", "against constant", "best", "best smoothed", "last 10"]
+    header += ["s to target", "s with evaluation", "MB sent"]
+    rows = [
+        [*_told(table, contest.block, contest.column), cell.row, *_details(contest, cell, table.metric)]
+        for contest, cell in table.cells
     ]
-    rows = []
-    for contest in table.contests:
-        for cell in contest.cells:
-            front = ([contest.block] if len(table.blocks) > 1 else []) + (
-                [contest.column] if len(table.columns) > 1 else []
-            )
-            texts = [*front, cell.row, *_details(contest, cell, table.metric)]
-            rows.append([Entry(text) for text in texts])
     notes = [
         "of the mean curve: the seeds' curves averaged first, as the paper counts; against constant: rounds of the "
         "constant rate over those of the method; seconds: train, mix and adapt, only of runs that had the machine to "
         "themselves.",
     ]
-    return Sheet("All figures", header, rows, notes)
+    return Sheet("All figures", header, [[Entry(text) for text in row] for row in rows], notes)
 
 
 def grid_sheets(table: ResultTable) -> list[Sheet]:
@@ -171,19 +141,17 @@ def grid_sheets(table: ResultTable) -> list[Sheet]:
         if not targets:
             continue
         falls = contest.cells[0].example.run.falls
-        rows = []
-        for cell in contest.cells:
-            entries = [Entry(cell.row)]
-            for target in targets:
-                reach = cell.grid[target]
-                text = "-" if reach.median is None else f"{reach.median:g}"
-                entries.append(Entry(text if reach.reached == reach.runs else f"{text} ({reach.reached}/{reach.runs})"))
-            rows.append(entries)
-        where = " / ".join(word for word in (contest.block, contest.column) if word != "all")
+        rows = [[Entry(cell.row), *(_grid_entry(cell.grid[target]) for target in targets)] for cell in contest.cells]
         header = [_row_title(table), *(f"{target:g}" if falls else f"{100 * target:g} %" for target in targets)]
         notes = ["Median over seeds; a seed that never came counts as later than all; -: not reached."]
-        sheets.append(Sheet("Rounds to a grid of targets" + (f": {where}" if where else ""), header, rows, notes))
+        where = f": {contest.where}" if contest.where else ""
+        sheets.append(Sheet(f"Rounds to a grid of targets{where}", header, rows, notes))
     return sheets
+
+
+def _grid_entry(reach: RoundsToTarget) -> Entry:
+    text = "-" if reach.median is None else f"{reach.median:g}"
+    return Entry(text if reach.reached == reach.runs else f"{text} ({reach.reached}/{reach.runs})")
 
 
 def shown_targets(contest: Contest) -> list[float]:
@@ -191,104 +159,136 @@ def shown_targets(contest: Contest) -> list[float]:
     reached = [
         target
         for target in contest.cells[0].grid
-        if any(cell.grid.get(target, RoundsToTarget(0, 0, None, None, None)).reached for cell in contest.cells)
+        if any(target in cell.grid and cell.grid[target].reached for cell in contest.cells)
     ]
     falls = contest.cells[0].example.run.falls
     return sorted(sorted(reached, reverse=not falls)[:GRID_SHOWN], reverse=falls)
 
 
 def _details(contest: Contest, cell: Cell, metric: str) -> list[str]:
-    reach = cell.reach
-    none = contest.target is None
-    population = None if reach.std is None else reach.std * ((reach.runs - 1) / reach.runs) ** 0.5
-    median = f"> {cell.rounds}" if reach.median is None else f"{reach.median:g}"
-    average = f"> {cell.rounds}" if cell.curve_averaged is None else str(cell.curve_averaged)
-    sent = cell.over_seeds("sent")
-    diverged = f", {cell.diverged} diverged" if cell.diverged else ""
+    reach, sent = cell.reach, cell.over_seeds("sent")
+    rounds = ["no target", *[""] * 5]
+    if contest.target is not None:
+        spread = "" if reach.std is None else f" ± {reach.std:.2f}"
+        rounds = [
+            f"{reach.reached} of {reach.runs}",
+            beyond_words(reach.median, cell.rounds),
+            "" if reach.mean is None else f"{reach.mean:.1f}{spread}",
+            "" if reach.population_std is None else f"{reach.population_std:.2f}",
+            "" if cell.diverged else beyond_words(cell.curve_averaged, cell.rounds),
+            speed_words(contest, cell),
+        ]
+    rounds[0] += f", {cell.diverged} diverged" * (cell.diverged > 0)
     return [
-        f"{'no target' if none else f'{reach.reached} of {reach.runs}'}{diverged}",
-        "" if none else median,
-        "" if reach.mean is None else f"{reach.mean:.1f}" + (f" ± {reach.std:.2f}" if reach.std is not None else ""),
-        "" if population is None else f"{population:.2f}",
-        "" if none or cell.diverged else average,
-        "" if none else speed_words(contest, cell),
-        score_words(cell.over_seeds("best"), metric),
-        score_words(cell.over_seeds("best_smoothed"), metric),
-        score_words(cell.over_seeds("last_10"), metric),
-        seconds_words(cell.over_seeds("seconds")),
-        seconds_words(cell.over_seeds("seconds_with_evaluation")),
+        *rounds,
+        *(score_words(cell.over_seeds(name), metric) for name in ("best", "best_smoothed", "last_10")),
+        *(seconds_words(cell.over_seeds(name)) for name in ("seconds", "seconds_with_evaluation")),
         f"{sum(sent) / len(sent) / 1e6:,.1f}" if sent else "",
     ]
 
 
-def _rounds_entry(contest: Contest | None, cell: Cell | None) -> Entry:
-    if contest is None or cell is None:
-        return Entry("")
-    if contest.target is None:
-        return Entry("no target")
-    return Entry(rounds_words(cell.reach, cell.rounds), contest.place(cell))
+def _told(table: ResultTable, block: str, column: str) -> list[str]:
+    """Of a block and a column those that the table has several of."""
+    return [word for word, words in ((block, table.blocks), (column, table.columns)) if len(words) > 1]
 
 
-def _improvement_rows(table: ResultTable, block: str, paper: dict[str, bool]) -> list[list[Entry]]:
-    rows = []
-    contests = [contest for contest in table.contests if contest.block == block]
-    ours = list(dict.fromkeys(cell.row for contest in contests for cell in contest.cells if cell.role == "ours"))
-    for row in ours:
-        name = "Improv." if len(ours) == 1 else f"Improv. of {row}"
-        for roles, words in ((["constant", "baseline"], name), (["control"], f"{name} on controls")):
-            entries, any_rival = [Entry(words)], False
-            for column in table.columns:
-                contest, cell = _find(table, block, column, row)
-                text = ""
-                if contest and cell and (rival := contest.fastest(roles)):  # type: ignore[arg-type]
-                    any_rival = True
-                    gain = contest.improvement(cell, roles)  # type: ignore[arg-type]
-                    none = "not reached" if contest.rounds(cell) == NEVER else ""
-                    alone = " (none of them came)" if gain and gain[1] else f" ({rival.row})"
-                    text = none if gain is None else f"{'> ' if gain[1] else ''}{gain[0]:+.1f} %{alone}"
-                entries += [Entry(text), *([Entry("")] if paper[column] else [])]
-            rows += [entries] if any_rival else []
+def _block_rows(
+    table: ResultTable, block: str, entries: Callable[[Found], list[Entry]], paper: Collection[str]
+) -> list[list[Entry]]:
+    """A row per method, ours and the `paper` columns' entries, below the name of the block where there are several."""
+    blank = [Entry("")] * (len(table.columns) + len(paper))
+    rows = [[Entry(block), *blank]] if len(table.blocks) > 1 else []
+    for row in _rows_of(table, block):
+        rows.append([Entry(row)])
+        for column in table.columns:
+            rows[-1] += entries(table.placed.get((block, column, row)))[: 1 + (column in paper)]
     return rows
 
 
+def _rounds_entries(found: Found) -> list[Entry]:
+    """Our rounds and the paper's."""
+    if found is None:
+        return [Entry(""), Entry("")]
+    contest, cell = found
+    ours = Entry("no target")
+    if contest.target is not None:
+        ours = Entry(rounds_words(cell.reach, cell.rounds), contest.place(cell))
+    return [ours, Entry(cell.paper.text if cell.paper else "")]
+
+
+def _improvement_rows(table: ResultTable, block: str, paper: set[str]) -> list[list[Entry]]:
+    ours = list(dict.fromkeys(cell.row for c, cell in table.cells if c.block == block and cell.role == "ours"))
+    rows = []
+    for row, (kind, roles) in itertools.product(ours, RIVALS.items()):
+        name = "Improv." + f" of {row}" * (len(ours) > 1) + " on controls" * (kind == "control")
+        texts = [_improvement_words(table.placed.get((block, column, row)), roles) for column in table.columns]
+        if texts.count(None) < len(texts):
+            rows.append([Entry(name)])
+            for column, text in zip(table.columns, texts, strict=True):
+                rows[-1] += [Entry(text or ""), Entry("")][: 1 + (column in paper)]
+    return rows
+
+
+def _improvement_words(found: Found, roles: Sequence[Role]) -> str | None:
+    """The rounds that are saved against the fastest of these rivals; None where there is no rival."""
+    if found is None or (rival := found[0].fastest(roles)) is None:
+        return None
+    contest, cell = found
+    gain = contest.improvement(cell, roles)
+    if gain is None:
+        return "not reached" if contest.rounds(cell) == NEVER else ""
+    return f"> {gain[0]:+.1f} % (none of them came)" if gain[1] else f"{gain[0]:+.1f} % ({rival.row})"
+
+
 def _rounds_notes(table: ResultTable) -> list[str]:
-    windows = {(f.run.window, int(f.run.keys.get("evaluation.every", 1))) for f in _every(table)}
-    notes = ["Mean ± sample standard deviation over seeds (seeds that reached it / seeds). **First**, <u>second</u>."]
-    for window, every in sorted(windows):
-        how = "the unsmoothed curve" if window == 1 else f"the trailing mean over {window} evaluations"
-        sparse = f", one every {every} rounds, so it spans {window * every} rounds" if every > 1 else ""
-        notes.append(f"First round, counted from 1, at which {how}{sparse} reaches the target.")
-    if any(contest.by == "median" for contest in table.contests):
-        notes.append("Where a method reached it with some seeds only, all are ranked by the median, never is last.")
+    windows = {(run.window, int(run.keys.get("evaluation.every", 1))) for run in table.runs}
     searches = {
         cell.row if len(table.blocks) == 1 else contest.block: cost[0]
-        for contest in table.contests
-        for cell in contest.cells
+        for contest, cell in table.cells
         if (cost := cell.over_seeds("search"))
     }
-    notes += [f"{name}: its search before round 1 cost {cost:.0f} rounds more." for name, cost in searches.items()]
-    notes += _firsts(table, controls=False)
-    if any(cell.role == "control" for contest in table.contests for cell in contest.cells):
-        notes += _firsts(table, controls=True)
+    median = "Where a method reached it with some seeds only, all are ranked by the median, never is last."
+    return [
+        "Mean ± sample standard deviation over seeds (seeds that reached it / seeds). **First**, <u>second</u>.",
+        *(_window_note(*each) for each in sorted(windows)),
+        *[median] * any(contest.by == "median" for contest in table.contests),
+        *(f"{name}: its search before round 1 cost {cost:.0f} rounds more." for name, cost in searches.items()),
+        *_firsts(table, controls=False),
+        *_firsts(table, controls=True),
+        *_test_notes(table),
+        *_paper_notes(table),
+    ]
+
+
+def _window_note(window: int, every: int) -> str:
+    how = "the unsmoothed curve" if window == 1 else f"the trailing mean over {window} evaluations"
+    sparse = f", one every {every} rounds, so it spans {window * every} rounds" if every > 1 else ""
+    return f"First round, counted from 1, at which {how}{sparse} reaches the target."
+
+
+def _test_notes(table: ResultTable) -> list[str]:
     tests = [line for contest in table.contests for line in significance_lines(contest)]
-    notes += [f"{line}." for line in tests[:TESTS_SHOWN]]
-    if len(tests) > 1:
-        notes.append(f"These are {len(tests)} tests, not corrected for their number.")
-    if len(tests) > TESTS_SHOWN:
-        notes.append(f"{len(tests) - TESTS_SHOWN} more tests are in table.csv.")
-    papers = [cell.paper for contest in table.contests for cell in contest.cells if cell.paper]
-    if papers:
-        notes.append(
-            "The paper's rounds are those of the seed-averaged curve, its spread the population's: set them beside "
-            "`of the mean curve` and `population std` below."
-        )
-        flags = dict.fromkeys(flag for number in papers for flag in number.flags)
-        notes += [f"[{flag}] {flag_texts()[flag]}." for flag in flags]
-    return notes
+    return [
+        *(f"{line}." for line in tests[:TESTS_SHOWN]),
+        *[f"These are {len(tests)} tests, not corrected for their number."] * (len(tests) > 1),
+        *[f"{len(tests) - TESTS_SHOWN} more tests are in table.csv."] * (len(tests) > TESTS_SHOWN),
+    ]
+
+
+def _paper_notes(table: ResultTable) -> list[str]:
+    papers = [cell.paper for _, cell in table.cells if cell.paper]
+    flags = dict.fromkeys(flag for number in papers for flag in number.flags)
+    how = (
+        "The paper's rounds are those of the seed-averaged curve, its spread the population's: set them beside "
+        "`of the mean curve` and `population std` below."
+    )
+    return [*[how] * bool(papers), *(f"[{flag}] {flag_texts()[flag]}." for flag in flags)]
 
 
 def _firsts(table: ResultTable, *, controls: bool) -> list[str]:
     """Who was fastest how often; who runs alone wins nothing."""
+    if controls and all(cell.role != "control" for _, cell in table.cells):
+        return []
     races = len(table.races(controls=controls))
     firsts = table.firsts(controls=controls).items()
     words = ", ".join(f"{row} {tied} ({alone} alone)" for row, (tied, alone) in firsts if tied)
@@ -302,29 +302,14 @@ def _row_title(table: ResultTable) -> str:
 
 
 def _column_title(table: ResultTable, column: str) -> str:
-    contests = [contest for contest in table.contests if contest.column == column]
-    targets = {contest.target for contest in contests}
+    target = shared(contest.target for contest in table.contests if contest.column == column)
     name = "" if column == "all" else column
-    if len(targets) == 1 and (target := targets.pop()) is not None and _has_target(table):
+    if target is not None:
         words = target_words(target, falls=table.metric == "mse").removeprefix("target ")
         return f"{name} ({words})" if name else f"to {words}"
     return name or table.metric
 
 
 def _rows_of(table: ResultTable, block: str) -> list[str]:
-    cells = (cell.row for contest in table.contests if contest.block == block for cell in contest.cells)
-    there = set(cells)
+    there = {cell.row for contest, cell in table.cells if contest.block == block}
     return [row for row in table.rows if row in there]
-
-
-def _find(table: ResultTable, block: str, column: str, row: str) -> tuple[Contest | None, Cell | None]:
-    contest = table.contest(block, column)
-    return contest, next((cell for cell in contest.cells if cell.row == row), None) if contest else None
-
-
-def _has_target(table: ResultTable) -> bool:
-    return any(contest.target is not None for contest in table.contests)
-
-
-def _every(table: ResultTable) -> Iterable[Figures]:
-    return (figures for contest in table.contests for cell in contest.cells for figures in cell.seeds)

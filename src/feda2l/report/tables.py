@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from feda2l.report.metrics import mean_and_std, rounds_over_seeds
+from feda2l.report.words import beyond_words
 
 
 def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rounds: int, seconds: float) -> Table:
     """One row a method: rounds to target, best accuracy and time, over the summaries of its seeds."""
-    count = sum(len(summaries) for summaries in runs.values())
+    count = sum(map(len, runs.values()))
     seeds = max(map(len, runs.values()))
     table = Table(title=f"rounds to {target:.0%} and best accuracy over {seeds} seed{'s' * (seeds > 1)}")
     table.add_column("rate rule", no_wrap=True)
@@ -26,17 +27,10 @@ def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rou
         reach = rounds_over_seeds([summary["target"]["round"] for summary in finished])
         best = [100 * summary["accuracy"]["best"] for summary in finished]
         mean, std = mean_and_std(best)
-        median = f"> {rounds}" if reach.median is None else f"{reach.median:g}"
         spread = "" if reach.mean is None else f"{reach.mean:.1f} ± {reach.std or 0:.1f}"
-        table.add_row(
-            name,
-            f"{reach.reached} of {len(summaries)}",
-            median,
-            spread,
-            f"{mean:.2f} ± {std:.2f}",
-            f"{min(best):.2f}",
-            f"{seconds / count:.2f}",
-        )
+        scores = (f"{mean:.2f} ± {std:.2f}", f"{min(best):.2f}", f"{seconds / count:.2f}")
+        reached = f"{reach.reached} of {len(summaries)}"
+        table.add_row(name, reached, beyond_words(reach.median, rounds), spread, *scores)
     return table
 
 

@@ -11,10 +11,9 @@ from feda2l.report.run_figures import Figures
 from feda2l.trackers.tensorboard import EventFile
 
 
-def export_tensorboard(runs: Iterable[Figures], folder: Path) -> int:
-    """A folder of events a run; returns how many. Steps are rounds, tags those of `feda2l run --track tensorboard`."""
+def export_tensorboard(runs: Iterable[Figures], folder: Path) -> None:
+    """A folder of events for each run. Steps are rounds, tags those of `feda2l run --track tensorboard`."""
     EventFile.demand()
-    count = 0
     taken: set[str] = set()
     for figures in runs:
         name = figures.run.name if figures.run.name not in taken else f"{figures.run.name}-{len(taken)}"
@@ -23,8 +22,6 @@ def export_tensorboard(runs: Iterable[Figures], folder: Path) -> int:
         for step, values in sorted(_by_round(figures).items()):
             events.scalars(values, step)
         events.close()
-        count += 1
-    return count
 
 
 def _by_round(figures: Figures) -> dict[int, dict[str, float]]:

@@ -1,36 +1,50 @@
 """Figures of runs in words, the same in every table, page and message."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from feda2l.report.metrics import RoundsToTarget, mean_and_std
-from feda2l.report.results import NEVER, Cell, Contest, ResultTable
+from feda2l.report.results import Cell, Contest, ResultTable
+
+T = TypeVar("T")
+
+
+SETTING = {
+    "data.name": "{}",
+    "model.name": "{}",
+    "algorithm.name": "{}",
+    "rates.name": "rate rule {}",
+    "topology.name": "graph {}",
+    "data.nodes": "{} nodes",
+    "rounds": "{} rounds",
+}
 
 
 def setting_of(table: ResultTable) -> str:
     """What all runs of the table have in common, in one line."""
-    runs = [figures.run for contest in table.contests for cell in contest.cells for figures in cell.seeds]
-    parts = []
-    for key, words in (
-        ("data.name", "{}"),
-        ("model.name", "{}"),
-        ("algorithm.name", "{}"),
-        ("rates.name", "rate rule {}"),
-        ("topology.name", "graph {}"),
-        ("data.nodes", "{} nodes"),
-        ("rounds", "{} rounds"),
-    ):
-        values = {run.keys.get(key) for run in runs}
-        if len(values) == 1 and (value := values.pop()) is not None:
+    runs, parts = table.runs, []
+    for key, words in SETTING.items():
+        value = shared(run.keys.get(key) for run in runs)
+        if value is not None:
             parts.append(words.format(value))
-    skew = {(run.keys.get("data.partition"), run.keys.get("data.alpha")) for run in runs}
-    if len(skew) == 1:
-        partition, alpha = skew.pop()
-        parts.append(f"Dirichlet {alpha:g}" if partition == "dirichlet" else str(partition))
-    targets = {run.target for run in runs}
-    if len(targets) == 1 and (target := targets.pop()) is not None:
+    if skew := shared((run.keys.get("data.partition"), run.keys.get("data.alpha")) for run in runs):
+        parts.append(f"Dirichlet {skew[1]:g}" if skew[0] == "dirichlet" else str(skew[0]))
+    target = shared(run.target for run in runs)
+    if target is not None:
         parts.append(target_words(target, falls=runs[0].falls))
     seeds = sorted({run.seed for run in runs})
     return ", ".join(parts) + f"; {len(runs)} runs, seeds {', '.join(map(str, seeds[:10]))}{' ...' * (len(seeds) > 10)}"
+
+
+def shared(values: Iterable[T]) -> T | None:
+    """The value if all are the same, else None."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def scale_of(metric: str) -> int:
+    """What a score is multiplied by where it is shown: accuracies are in percent."""
+    return 100 if metric == "accuracy" else 1
 
 
 def naive_words(name: str) -> str:
@@ -57,15 +71,25 @@ def rounds_words(reach: RoundsToTarget, rounds: int | str, digits: int = 1) -> s
     return f"median > {rounds} {share}" if reach.median is None else f"median {reach.median:g} {share}"
 
 
+def beyond_words(value: float | None, rounds: int | str) -> str:
+    """The round of a median or mean curve, or that it is beyond the last one."""
+    return f"> {rounds}" if value is None else f"{value:g}"
+
+
 def score_words(values: Sequence[float], metric: str) -> str:
     """Mean ± sample standard deviation; accuracies in percent."""
+    return _mean_words(values, *((".2f", ".2f") if metric == "accuracy" else (".5g", ".2g")), scale_of(metric))
+
+
+def seconds_words(values: Sequence[float], digits: int = 1) -> str:
+    return _mean_words(values, f".{digits}f", f".{digits}f")
+
+
+def _mean_words(values: Sequence[float], mean_form: str, std_form: str, scale: int = 1) -> str:
     if not values:
         return ""
     mean, std = mean_and_std(values)
-    spread = len(values) > 1
-    if metric == "accuracy":
-        return f"{100 * mean:.2f}" + (f" ± {100 * std:.2f}" if spread else "")
-    return f"{mean:.5g}" + (f" ± {std:.2g}" if spread else "")
+    return f"{scale * mean:{mean_form}}" + (f" ± {scale * std:{std_form}}" if len(values) > 1 else "")
 
 
 def speed_words(contest: Contest, cell: Cell) -> str:
@@ -73,31 +97,16 @@ def speed_words(contest: Contest, cell: Cell) -> str:
     return "" if found is None else f"{'> ' if found[1] else ''}{found[0]:.2f}x"
 
 
-def seconds_words(values: list[float], digits: int = 1) -> str:
-    if not values:
-        return ""
-    mean, std = mean_and_std(values)
-    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if len(values) > 1 else "")
-
-
 def significance_lines(contest: Contest) -> list[str]:
     """Whether FedA2L's difference to the fastest other rule, and to the fastest control, is more than chance."""
     lines = []
-    where = " / ".join(word for word in (contest.block, contest.column) if word != "all")
+    where = f"{contest.where}: " if contest.where else ""
     for cell in contest.cells:
-        for what, rival in (
-            ("the fastest other rule", contest.fastest(["constant", "baseline"])),
-            ("the fastest control", contest.fastest(["control"])),
-        ):
-            if cell.role != "ours" or rival is None or contest.rounds(cell) == contest.rounds(rival) == NEVER:
-                continue
-            test = contest.test(cell, rival)
+        for kind, rival, test in contest.tests(cell):
             if test is None:
-                lines.append(f"{where + ': ' if where else ''}{cell.row} and {rival.row} have no seed in common")
+                lines.append(f"{where}{cell.row} and {rival.row} have no seed in common")
                 continue
             more = "fewer" if test.difference < 0 else "more"
             change = "as many rounds as" if test.difference == 0 else f"{abs(test.difference):.1f} rounds {more} than"
-            lines.append(
-                f"{where + ': ' if where else ''}{cell.row} needs {change} {rival.row}, {what}: {test.verdict}"
-            )
+            lines.append(f"{where}{cell.row} needs {change} {rival.row}, the fastest {kind}: {test.verdict}")
     return lines

@@ -5,7 +5,7 @@ import io
 import re
 from collections.abc import Sequence
 
-from feda2l.report.results import NEVER, Cell, Contest, ResultTable
+from feda2l.report.results import Cell, Contest, ResultTable
 from feda2l.report.sheets import Entry, Sheet, sheets_of
 from feda2l.report.words import setting_of
 
@@ -24,7 +24,7 @@ ESCAPES = {
     ">": "$>$",
     "<": "$<$",
 }
-FIGURES = ("reached", "best", "best_smoothed", "last_10", "seconds", "seconds_with_evaluation", "sent", "search")
+FIGURES = ("best", "best_smoothed", "last_10", "seconds", "seconds_with_evaluation", "sent", "search")
 
 
 def markdown(tables: Sequence[ResultTable], extra: Sequence[Sheet], left_out: Sequence[str]) -> str:
@@ -59,9 +59,7 @@ def latex(tables: Sequence[ResultTable]) -> str:
 
 def comma_separated(tables: Sequence[ResultTable]) -> str:
     """Long form, a line a method and setting, numbers as they are (accuracies as shares)."""
-    lines = [
-        _csv_line(table, contest, cell) for table in tables for contest in table.contests for cell in contest.cells
-    ]
+    lines = [_csv_line(table, contest, cell) for table in tables for contest, cell in table.cells]
     header = list(dict.fromkeys(key for line in lines for key in line))
     text = io.StringIO()
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
@@ -85,44 +83,46 @@ def _csv_line(table: ResultTable, contest: Contest, cell: Cell) -> dict[str, obj
         "runs": reach.runs,
         "diverged": cell.diverged,
         "reached": reach.reached,
-        "median": f"> {cell.rounds}" if reach.median is None and contest.target is not None else reach.median,
+        "median": reach.median if reach.median or contest.target is None else f"> {cell.rounds}",
         "mean": reach.mean,
         "std": reach.std,
-        "std_population": None if reach.std is None else reach.std * ((reach.runs - 1) / reach.runs) ** 0.5,
+        "std_population": reach.population_std,
         "of_mean_curve": cell.curve_averaged,
         "ranked_by": contest.by,
         "place": contest.place(cell),
     }
-    if speed := contest.speed_up(cell):
-        line |= {"speed_up": speed[0], "speed_up_is_at_least": speed[1]}
-    if cell.role == "ours":
-        if gain := contest.improvement(cell):
-            line |= {"improvement_percent": gain[0], "improvement_is_more": gain[1]}
-        rivals = {"": contest.fastest(["constant", "baseline"]), "control_": contest.fastest(["control"])}
-        for name, rival in rivals.items():
-            if (
-                rival
-                and not contest.rounds(cell) == contest.rounds(rival) == NEVER
-                and (test := contest.test(cell, rival))
-            ):
-                line |= {f"{name}rival": rival.row, f"{name}difference": test.difference, f"{name}p": test.p}
-                line |= {f"{name}smallest_p": test.smallest}
-    for name in FIGURES[1:]:
+    line |= _comparisons(contest, cell)
+    for name in FIGURES:
         values = cell.over_seeds(name)
-        line[name] = sum(values) / len(values) if values else None
-        if len(values) > 1:
-            mean = sum(values) / len(values)
+        line[name] = mean = sum(values) / max(len(values), 1)
+        if not values:
+            line[name] = None
+        elif len(values) > 1:
             line[f"{name}_std"] = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
     if cell.simulated:
         line |= {"simulated_seconds_mean": cell.simulated.mean, "simulated_seconds_std": cell.simulated.std}
         line |= {"simulated_seconds_median": cell.simulated.median, "simulated_place": contest.simulated_place(cell)}
         in_all = cell.over_seeds("simulated_in_all")
         line["simulated_seconds_in_all"] = sum(in_all) / len(in_all)
-    for target, there in cell.grid.items():
-        line[f"median_to_{target:g}"] = there.median
+    line |= {f"median_to_{target:g}": reach.median for target, reach in cell.grid.items()}
     if cell.paper:
         line |= {"paper_rounds": cell.paper.rounds, "paper_std": cell.paper.std, "paper_minutes": cell.paper.minutes}
         line |= {"paper_best": cell.paper.best, "paper_flags": " ".join(cell.paper.flags)}
+    return line
+
+
+def _comparisons(contest: Contest, cell: Cell) -> dict[str, object]:
+    """How the method compares with the constant rate and, if it is FedA2L, with its rivals."""
+    line: dict[str, object] = {}
+    if speed := contest.speed_up(cell):
+        line |= {"speed_up": speed[0], "speed_up_is_at_least": speed[1]}
+    if cell.role == "ours" and (gain := contest.improvement(cell)):
+        line |= {"improvement_percent": gain[0], "improvement_is_more": gain[1]}
+    for kind, rival, test in contest.tests(cell):
+        if test:
+            front = "control_" if kind == "control" else ""
+            line |= {f"{front}rival": rival.row, f"{front}difference": test.difference, f"{front}p": test.p}
+            line[f"{front}smallest_p"] = test.smallest
     return line
 
 

@@ -88,16 +88,16 @@ def join_checkpoints(assembled: Assembled, states: Sequence[RunFolder]) -> dict[
                 whole[by_node] = value
             elif key in whole:
                 parts.setdefault(key, {})[id] = value
-    for key, values in parts.items():
-        start, first = whole[key], next(iter(values.values()))
-        shapes = enumerate(zip(first.shape, start.shape, strict=True))
-        axis = next((place for place, lengths in shapes if lengths == (1, nodes)), None)
-        if axis is None:  # one for all: the round, how often rates were adapted
-            whole[key] = torch.stack(list(values.values())).max()
-        else:
-            rows = [values[id] if id in values else start.narrow(axis, id, 1) for id in range(nodes)]
-            whole[key] = torch.cat(rows, axis)
-    return whole
+    return whole | {key: _joined(values, whole[key], nodes) for key, values in parts.items()}
+
+
+def _joined(values: dict[int, Tensor], start: Tensor, nodes: int) -> Tensor:
+    """The nodes' values along the axis of nodes, a missing node's from the start; the largest if there is no axis."""
+    shapes = enumerate(zip(next(iter(values.values())).shape, start.shape, strict=True))
+    axis = next((place for place, lengths in shapes if lengths == (1, nodes)), None)
+    if axis is None:  # one for all: the round, how often rates were adapted
+        return torch.stack(list(values.values())).max()
+    return torch.cat([values[id] if id in values else start.narrow(axis, id, 1) for id in range(nodes)], axis)
 
 
 def _write_rounds(

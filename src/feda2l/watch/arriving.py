@@ -49,12 +49,7 @@ class Rounds:
             self.nodes = [_number(value) for value in nodes[metric]]
         self.heard = len(record["heard"]) if "heard" in record else None
         self.count, self.layers = len(nodes["train_loss"]), layers["name"] or self.layers
-        if not layers["name"]:
-            self.signals.append(None)
-            return
-        kept = max(1, CELLS // len(self.layers))
-        rows = [layers.get(name) or [[None] * len(self.layers)] * self.count for name in SIGNALS]
-        self.signals.append(np.array([own[:kept] for own in rows], dtype=np.float32))
+        self.signals.append(_signals(record))
 
     def signals_at(self, round: int, layers: int) -> Signals:
         """The signals of a round, counted from 0; NaN where a peer missed it or has not reached it."""
@@ -111,15 +106,27 @@ def joined(nodes: Sequence[Rounds]) -> Rounds:
     """The rounds of a network's nodes as one run's: of each round the mean over those that are there."""
     whole = Rounds()
     whole.count = len(nodes)
-    whole.metric = next((own.metric for own in nodes if own.metric), "")
-    whole.layers = next((own.layers for own in nodes if own.layers), [])
+    whole.metric = next(filter(None, (own.metric for own in nodes)), "")
+    whole.layers = next(filter(None, (own.layers for own in nodes)), [])
     whole.nodes = [own.nodes[0] if own.nodes else float("nan") for own in nodes]
     whole.score = _mean([own.score for own in nodes])
     whole.loss = _mean([own.loss for own in nodes])
     whole.sent = np.nansum(_table([own.sent for own in nodes]), axis=0).tolist()
     whole.distance = [float("nan")] * len(whole.score)  # it needs all models
-    whole.signals = _joined_signals(nodes, len(whole.layers), len(whole.score))
+    count = len(whole.layers)
+    shown = nodes[: max(1, CELLS // max(1, count))]
+    for at in range(len(whole.score)):
+        whole.signals.append(np.concatenate([own.signals_at(at, count) for own in shown], axis=1))
     return whole
+
+
+def _signals(record: RoundRecord) -> Signals | None:
+    layers, nodes = record["layers"], len(record["nodes"]["train_loss"])
+    count = len(layers["name"])
+    if not count:
+        return None
+    rows = [layers.get(name) or [[None] * count] * nodes for name in SIGNALS]
+    return np.array([own[: max(1, CELLS // count)] for own in rows], dtype=np.float32)
 
 
 def _table(columns: Sequence[Sequence[float]]) -> NDArray[np.float64]:
@@ -137,11 +144,6 @@ def _mean(columns: Sequence[Sequence[float]]) -> list[float]:
     means = np.divide(np.nansum(table, axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
     found: list[float] = means.tolist()
     return found
-
-
-def _joined_signals(nodes: Sequence[Rounds], layers: int, rounds: int) -> list[Signals | None]:
-    shown = nodes[: max(1, CELLS // max(1, layers))]
-    return [np.concatenate([own.signals_at(at, layers) for own in shown], axis=1) for at in range(rounds)]
 
 
 def _number(value: float | None) -> float:

@@ -75,31 +75,29 @@ def _refresh(path: Path, folder: _Folder) -> None:
         return
     folder.changed, folder.hot = changed, time.time() - changed / 1e9 < HOT
     with os.scandir(path) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    files = {name for name, is_dir in found if not is_dir}
-    folder.below = sorted(name for name, is_dir in found if is_dir and name[0] != ".")
-    # a swarm's nodes share a folder that has a spec too; they are shown with the swarm
-    of_nodes = path.name == "nodes" and "n0" in folder.below
-    folder.is_run = not of_nodes and ("spec.toml" in files or "error.json" in files)
-    if of_nodes:
-        folder.below = []
-    written = (path / "study.toml").stat().st_mtime_ns if "study.toml" in files else -1
+        is_folder = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries if entry.name[0] != "."}
+    folder.below = sorted(filter(is_folder.__getitem__, is_folder))
+    folder.is_run = False in (is_folder.get("spec.toml"), is_folder.get("error.json"))
+    if path.name == "nodes" and "n0" in folder.below:
+        # a swarm's nodes share a folder that has a spec too; they are shown with the swarm
+        folder.below, folder.is_run = [], False
+    written = (path / "study.toml").stat().st_mtime_ns if is_folder.get("study.toml") is False else -1
     if written != folder.written:
         folder.written = written
-        folder.study, folder.planned = _study(path) if written >= 0 else ("", [])
+        folder.study, folder.planned = _study(path)
 
 
 def _study(path: Path) -> tuple[str, list[Planned]]:
     file = path / "study.toml"
     try:
         name = str(tomllib.loads(file.read_text(encoding="utf-8")).get("name", path.name))
+    except FileNotFoundError:
+        return "", []
     except (OSError, ValueError):
         return path.name, []
     try:
         study = Study.load(file)
-    except (
-        FedA2LError
-    ):  # of another version, or with rules that cannot be imported here: its runs are shown all the same
+    except FedA2LError:  # of another version, or with rules that cannot be imported here: its runs are shown anyway
         return name, []
     cells = [cell.name for cell in study.cells]
     return name, [Planned(path / cell / f"seed-{seed}", name, seed) for cell in cells for seed in study.seeds]

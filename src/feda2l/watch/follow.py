@@ -53,43 +53,45 @@ class Follower:
                 return _json({"id": id, "heat": words, "edges": words})
 
     def _look(self) -> bool:
-        before = self.version
-        found, held = self._folders.look(), held_locks()
-        told: dict[str, tuple[int, str]] = {}
-        runs: dict[Path, WatchedRun] = {}
-        for path, study in found.items():
+        version = self.version + 1
+        self._runs = {
+            path: self._runs.get(path) or WatchedRun(self._id(path), path, study)
+            for path, study in self._folders.look().items()
+        }
+        texts = self._texts()
+        if self.closed:
+            return False
+        told = {id: self._versioned(id, text, version) for id, text in texts.items()}
+        if told.keys() != self._told.keys() or version == 1:
+            self._ids = version
+        self._told = told
+        if version in (self._ids, *(changed for changed, _ in told.values())):
+            self.version = version  # last: whoever sees it finds the rest in place
+        return self.version == version
+
+    def _texts(self) -> dict[str, str]:
+        """What is to be told of every run, as JSON by id."""
+        texts, held = {}, held_locks()
+        for run in self._runs.values():
             if self.closed:
-                return False
-            run = self._runs.get(path) or WatchedRun(self._id(path), path, study)
-            runs[path] = run
+                break
             try:
                 changed = run.look(held) or run.id not in self._told
-                self._tell(told, run.told() if changed else None, run.id, before + 1)
+                texts[run.id] = _json(run.told()) if changed else self._told[run.id][1]
             except DAMAGE as error:  # what others wrote into a folder must not end the view of the rest
-                self._tell(told, unreadable(run, error), run.id, before + 1)
-        self._runs = runs
+                texts[run.id] = _json(unreadable(run, error))
         for planned in self._folders.planned:
             id = self._id(planned.path)
-            if id not in told:
-                self._tell(told, waiting(id, planned.study, planned.seed), id, before + 1)
-        came_or_went = told.keys() != self._told.keys() or not before
-        if came_or_went:
-            self._ids = before + 1
-        self._told = told
-        if came_or_went or any(version > before for version, _ in told.values()):
-            self.version = before + 1  # last: whoever sees it finds the rest in place
-        return self.version > before
+            if id not in texts:
+                texts[id] = _json(waiting(id, planned.study, planned.seed))
+        return texts
+
+    def _versioned(self, id: str, text: str, version: int) -> tuple[int, str]:
+        before = self._told.get(id)
+        return before if before and before[1] == text else (version, text)
 
     def _id(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
-
-    def _tell(
-        self, told: dict[str, tuple[int, str]], facts: Mapping[str, object] | None, id: str, version: int
-    ) -> None:
-        """Note what is to be told of a run; None: as before."""
-        before, same = self._told.get(id, (0, ""))
-        text = same if facts is None else _json(facts)
-        told[id] = (before if text == same else version, text)
 
 
 def _json(facts: Mapping[str, object]) -> str:

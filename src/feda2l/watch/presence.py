@@ -25,12 +25,8 @@ class Presence:
             return False
         # another machine's process, or a system that does not tell of locks
         patience = max(QUIET, ROUNDS * (pace or 0.0))
-        return time.time() - self.news() < patience
-
-    def news(self) -> float:
-        """When it last wrote something."""
         files = (self.folder.rounds, self.folder.environment, self.folder.spec)
-        return max((_changed(file) for file in files), default=0.0)
+        return time.time() - max(map(_changed, files)) < patience
 
 
 def _changed(path: Path) -> float:

@@ -63,7 +63,9 @@ class WatchedRun:
         return {
             "id": self.id,
             "name": name,
-            "setting": ": ".join(filter(None, (self.study, f"{self._key('data.name')}, {self._key('model.name')}"))),
+            "setting": ": ".join(
+                filter(None, (self.study, f"{run.keys.get('data.name', '')}, {run.keys.get('model.name', '')}"))
+            ),
             "method": _method(name, run.seed),
             "seed": run.seed,
             "state": self.state,
@@ -85,13 +87,9 @@ class WatchedRun:
 
     def _left(self) -> float | None:
         """Seconds to the end at the present pace; None unless the run goes on."""
-        if self.state != "running":
-            return None
-        if self.nodes:
-            pace = max((node.arriving.pace or 0.0 for node in self.nodes), default=None)
-        else:
-            pace = self._arriving.pace if self._arriving else None
-        return pace * (self.run.rounds - self.done) if pace else None
+        every = [node.arriving for node in self.nodes] or ([self._arriving] if self._arriving else [])
+        pace = max((arriving.pace or 0.0 for arriving in every), default=0.0)
+        return pace * (self.run.rounds - self.done) if pace and self.state == "running" else None
 
     def _curves(self) -> dict[str, object]:
         """Score and distance over rounds, thinned, and all bytes sent."""
@@ -135,12 +133,15 @@ class WatchedRun:
         if [path.name for path in own] != [node.name for node in self.nodes]:
             self.nodes = [WatchedNode(path.name, path / "state") for path in own]
         if self.run.summary:
-            notes = Notes()
-            self._curve = read_curves([self.run], notes).get(folder.path)
-            where = self.run.summary.get("diverged") or {}
-            told = [f"round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"] * bool(where)
-            self.words = "; ".join(told if self._curve else [*told, *notes.reasons])
+            self._read_curve()
         return True
+
+    def _read_curve(self) -> None:
+        notes = Notes()
+        self._curve = read_curves([self.run], notes).get(self.folder.path)
+        where = self.run.summary.get("diverged") or {}
+        told = [f"round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"] * bool(where)
+        self.words = "; ".join(told if self._curve else [*told, *notes.reasons])
 
     def _read_rounds(self, held: Held) -> bool:
         if self._arriving is None:
@@ -161,9 +162,6 @@ class WatchedRun:
         if self._arriving is None:
             return Rounds()
         return joined([node.arriving.rounds for node in self.nodes]) if self.nodes else self._arriving.rounds
-
-    def _key(self, key: str) -> Any:
-        return self.run.keys.get(key, "")
 
 
 def waiting(id: str, study: str, seed: int) -> dict[str, object]:
