@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from feda2l.data import beijing, exchange_rate
-from feda2l.data.partition import Indices
+from feda2l.data.partition import Indices, natural
 from feda2l.data.series import Lengths, Series, Site, assemble, split_rows, split_windows
-from feda2l.data.series_partition import by_cluster, by_site, by_time, cluster_windows, window_features
+from feda2l.data.series_partition import by_cluster, by_time, cluster_windows, window_features
 from feda2l.errors import FedA2LError
 
 LENGTHS = Lengths(6, 4)
@@ -32,7 +32,7 @@ def waves(sites: int = 3, rows: int = 400, *, gaps: bool = False) -> Series:
 
 
 KINDS: dict[str, Callable[..., list[Indices]]] = {
-    "site": lambda series, **keys: by_site(series, **keys),
+    "natural": lambda series, **keys: natural(series.train_node, **keys),
     "time": lambda series, **keys: by_time(series, **{"nodes": 5, **keys}),
     "cluster": lambda series, **keys: by_cluster(series, **{"nodes": 5, "alpha": 0.3, "min_size": 10, **keys}),
 }
@@ -55,12 +55,12 @@ def test_a_minimum_that_cannot_be_met_is_an_error(kind: str) -> None:
         KINDS[kind](waves(), min_size=10_000)
 
 
-def test_by_site_is_the_sites_own_windows() -> None:
+def test_a_natural_partition_is_the_sites_own_windows() -> None:
     series = waves(gaps=True)
-    for node, part in enumerate(by_site(series, nodes=3)):
+    for node, part in enumerate(natural(series.train_node, nodes=3)):
         assert (series.train_node[torch.from_numpy(part)] == node).all()
     with pytest.raises(FedA2LError, match="come from 3 nodes by nature, got nodes = 4"):
-        by_site(series, nodes=4)
+        natural(series.train_node, nodes=4)
 
 
 @pytest.mark.parametrize("gaps", [False, True])
@@ -151,7 +151,7 @@ def test_windows_that_are_all_alike_are_one_cluster() -> None:
 @pytest.mark.parametrize("name", ["exchange_rate", "beijing"])
 def test_the_real_data_are_dealt(official: Path, name: str) -> None:
     series = (exchange_rate if name == "exchange_rate" else beijing).load(official)
-    sizes = [len(part) for part in by_site(series)]
+    sizes = [len(part) for part in natural(series.train_node)]
     assert sizes == torch.bincount(series.train_node).tolist()
     assert {len(part) for part in by_time(series, nodes=10)} <= {len(series.train_starts) // 10 + i for i in (0, 1)}
     parts = by_cluster(series, nodes=10, alpha=0.1)

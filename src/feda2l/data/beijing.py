@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feda2l.data.download import Archive, File, locate
+from feda2l.data.errors import damaged_data_error
 from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_windows
 from feda2l.data.series_text import Columns, read_columns
 from feda2l.errors import FedA2LError
@@ -116,7 +117,7 @@ def _station(table: Columns) -> Station:
     complete = ~np.isnan(values).any(axis=1) & (table.words(WIND) != MISSING)
     if not complete.any():
         which = f"every value of column {VARIATES[int(empty.argmax())]!r}" if empty.any() else "a value in every hour"
-        raise FedA2LError(f"{table.source} cannot be used: {which} is missing", see="data-damaged")
+        raise damaged_data_error(f"{table.source} cannot be used: {which} is missing")
     return Station(hours[complete], values[complete])
 
 
@@ -128,10 +129,9 @@ def _hours(table: Columns) -> NDArray[np.int64]:
         wrong = (numbers < least) | (numbers > most) | (numbers % 1 != 0)
         if wrong.any():
             line = int(wrong.argmax())
-            raise FedA2LError(
+            raise damaged_data_error(
                 f"{table.source}, line {table.first + line}, column {column!r}: expected a whole number in {least}.."
-                f"{most}, found {numbers[line]:g}",
-                see="data-damaged",
+                f"{most}, found {numbers[line]:g}"
             )
         parts[column] = numbers.astype(np.int64)
     months = ((parts["year"] - 1970) * 12 + parts["month"] - 1).astype("datetime64[M]")
@@ -140,7 +140,7 @@ def _hours(table: Columns) -> NDArray[np.int64]:
     order = np.argsort(hours, kind="stable")
     if (twice := np.flatnonzero(np.diff(hours[order]) == 0)).size:
         lines = sorted(table.first + order[twice[0] : twice[0] + 2])
-        raise FedA2LError(f"{table.source}: lines {lines[0]} and {lines[1]} are of the same hour", see="data-damaged")
+        raise damaged_data_error(f"{table.source}: lines {lines[0]} and {lines[1]} are of the same hour")
     return hours
 
 
@@ -148,7 +148,7 @@ def _table(path: Path) -> Columns:
     try:
         text = path.read_text(encoding="ascii")
     except OSError as error:
-        raise FedA2LError(f"cannot read {path}: {error.strerror or error}", see="data-damaged") from error
+        raise damaged_data_error(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise FedA2LError(f"{path} is damaged: byte {error.start} is not text", see="data-damaged") from error
+        raise damaged_data_error(f"{path} is damaged: byte {error.start} is not text") from error
     return read_columns(str(path), text)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feda2l.data.download import Archive, File, locate
+from feda2l.data.errors import damaged_data_error
 from feda2l.data.images import Images
-from feda2l.errors import FedA2LError
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,13 @@ def _records(path: Path, labels: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, len(labels) + 3072)
     except OSError as error:
-        raise FedA2LError(f"cannot read {path}: {error.strerror or error}", see="data-damaged") from error
+        raise damaged_data_error(f"cannot read {path}: {error.strerror or error}") from error
     for column, classes in enumerate(labels):
         worst = int(records[:, column].argmax())
         if (found := records[worst, column]) >= classes:
-            raise FedA2LError(
+            raise damaged_data_error(
                 f"{path} is damaged: expected labels 0..{classes - 1}, found {found} in picture {worst} (byte "
-                f"{worst * records.shape[1] + column}); remove it and fetch it again",
-                see="data-damaged",
+                f"{worst * records.shape[1] + column}); remove it and fetch it again"
             )
     return records
 

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from feda2l.data.errors import damaged_data_error
 from feda2l.errors import FedA2LError, RunFailed
 
 ENVIRONMENT = "FEDA2L_DATA"
@@ -115,7 +116,7 @@ def digest(path: Path, algorithm: str) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, algorithm).hexdigest()
     except OSError as error:
-        raise FedA2LError(f"cannot read {path}: {error.strerror or error}", see="data-damaged") from error
+        raise damaged_data_error(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def download(archive: Archive, folder: Path) -> Path:
@@ -169,10 +170,9 @@ def members(archive: Archive, path: Path) -> Iterator[Iterator[Member]]:
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise FedA2LError(
+        raise damaged_data_error(
             f"{path} is not a whole archive ({error}): expected {archive.size} bytes, found {path.stat().st_size}; "
-            "remove it and fetch it again",
-            see="data-damaged",
+            "remove it and fetch it again"
         ) from error
 
 
@@ -194,9 +194,7 @@ def _zipped(archive: Archive, path: Path) -> Iterator[Member]:
         zipped = stack.enter_context(zipfile.ZipFile(path))
         if archive.inner:
             if archive.inner not in zipped.namelist():
-                raise FedA2LError(
-                    f"{path} does not contain {archive.inner}; remove it and fetch it again", see="data-damaged"
-                )
+                raise damaged_data_error(f"{path} does not contain {archive.inner}; remove it and fetch it again")
             zipped = stack.enter_context(zipfile.ZipFile(io.BytesIO(zipped.read(archive.inner))))
         for member in zipped.infolist():
             size = None if member.is_dir() else member.file_size
@@ -220,7 +218,7 @@ def extract(archive: Archive, folder: Path) -> None:
                 with member.open() as content, (staged / name).open("wb") as file:
                     shutil.copyfileobj(content, file, MIB)
         if absent := [member for member, name in wanted.items() if not (staged / name).exists()]:
-            raise FedA2LError(f"{path} does not contain {absent[0]}; remove it and fetch it again", see="data-damaged")
+            raise damaged_data_error(f"{path} does not contain {absent[0]}; remove it and fetch it again")
         (folder / archive.folder).mkdir(exist_ok=True)
         for name in wanted.values():
             os.replace(staged / name, folder / archive.folder / name)
@@ -229,7 +227,7 @@ def extract(archive: Archive, folder: Path) -> None:
 def _demand_size(member: Member, size: int, path: Path) -> None:
     if member.size != size:
         found = "not a plain file" if member.size is None else f"{member.size} bytes"
-        raise FedA2LError(f"{path}: {member.name} should have {size} bytes, found {found}", see="data-damaged")
+        raise damaged_data_error(f"{path}: {member.name} should have {size} bytes, found {found}")
 
 
 def fetch(archive: Archive, folder: Path) -> Path:
@@ -239,10 +237,9 @@ def fetch(archive: Archive, folder: Path) -> Path:
         if not path.exists():
             download(archive, folder)
         elif (found := digest(path, archive.algorithm)) != archive.checksum:
-            raise FedA2LError(
+            raise damaged_data_error(
                 f"{path} is not the official archive: expected {archive.algorithm} {archive.checksum} of "
-                f"{archive.size} bytes, found {found} of {path.stat().st_size}; remove it and fetch again",
-                see="data-damaged",
+                f"{archive.size} bytes, found {found} of {path.stat().st_size}; remove it and fetch again"
             )
     return locate(archive, folder)
 
@@ -269,9 +266,8 @@ def locate(archive: Archive, folder: Path) -> Path:
     for name, file in archive.files.items():
         path = place / name
         if (size := path.stat().st_size) != file.size:
-            raise FedA2LError(
-                f"{path} is damaged: expected {file.size} bytes, found {size}; remove it and fetch it again",
-                see="data-damaged",
+            raise damaged_data_error(
+                f"{path} is damaged: expected {file.size} bytes, found {size}; remove it and fetch it again"
             )
     return place
 

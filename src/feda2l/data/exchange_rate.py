@@ -9,9 +9,9 @@ import zlib
 from pathlib import Path
 
 from feda2l.data.download import Archive, File, locate
+from feda2l.data.errors import damaged_data_error
 from feda2l.data.series import Lengths, Series, Site, assemble, split_rows
 from feda2l.data.series_text import read_columns
-from feda2l.errors import FedA2LError
 
 COUNTRIES = ("Australia", "Britain", "Canada", "Switzerland", "China", "Japan", "New Zealand", "Singapore")
 
@@ -45,7 +45,7 @@ def read(path: Path, *, lengths: tuple[int, int] = (96, 96), train_fraction: flo
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise FedA2LError(f"cannot read {path}: {error}; remove it and fetch it again", see="data-damaged") from error
+        raise damaged_data_error(f"cannot read {path}: {error}; remove it and fetch it again") from error
     rates = read_columns(str(path), text, COUNTRIES).numbers(COUNTRIES)
     given = Lengths(*lengths)
     split = split_rows(len(rates), given, train_fraction=train_fraction, stride=stride)

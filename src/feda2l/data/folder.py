@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feda2l.data.errors import own_data_error
 from feda2l.data.images import Images
 from feda2l.data.labels import groups_of, hold_out, numbered
 from feda2l.data.pictures import describe, gather, say
-from feda2l.errors import FedA2LError
 
 __all__ = ["load"]
 
@@ -41,9 +41,7 @@ def load(
     if (root / "test").exists():
         test = _listing(root, "test")
         if unknown := [name for name in test if name not in train]:
-            raise FedA2LError(
-                f"{root / 'test' / unknown[0]}: there is no class {unknown[0]!r} in {root / 'train'}", see="own-data"
-            )
+            raise own_data_error(f"{root / 'test' / unknown[0]}: there is no class {unknown[0]!r} in {root / 'train'}")
         own, known = _flat(test, classes)
         tested = np.repeat([False, True], [len(names), len(own)])
         names, labels = names + own, np.concatenate([labels, known])
@@ -57,7 +55,7 @@ def load(
     groups = _groups(root, names[:listed], trained[:listed])
     gathered = gather(root, names, processes=processes)
     if gathered.problems:
-        raise FedA2LError(f"{root}: {describe(gathered.problems, len(names))}; repair or remove them", see="own-data")
+        raise own_data_error(f"{root}: {describe(gathered.problems, len(names))}; repair or remove them")
     x, y = gathered.x, torch.from_numpy(labels)
     mean, std = _statistics(x[trained])
     return Images(
@@ -95,27 +93,26 @@ def _statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, .
 def _listing(root: Path, part: str) -> dict[str, list[str]]:
     """The names of the pictures in each class of a part, relative to the root."""
     if not (root / part).is_dir():
-        raise FedA2LError(f"{root / part} is not a folder; {_LAYOUT}", see="own-data")
+        raise own_data_error(f"{root / part} is not a folder; {_LAYOUT}")
     listing = {}
     for folder in _entries(root / part):
         if not folder.is_dir():
-            raise FedA2LError(f"{folder} lies outside the folder of a class; {_LAYOUT}", see="own-data")
+            raise own_data_error(f"{folder} lies outside the folder of a class; {_LAYOUT}")
         names = []
         for picture in _entries(folder):
             if picture.is_dir():
-                raise FedA2LError(
-                    f"{picture} is a folder inside that of a class; {_LAYOUT}; nodes stand in {_NODES}", see="own-data"
+                raise own_data_error(
+                    f"{picture} is a folder inside that of a class; {_LAYOUT}; nodes stand in {_NODES}"
                 )
             names.append(picture.relative_to(root).as_posix())
         if not names:
-            raise FedA2LError(f"{folder} holds no picture; remove it, or fill it", see="own-data")
+            raise own_data_error(f"{folder} holds no picture; remove it, or fill it")
         listing[folder.name] = names
     if not listing:
-        raise FedA2LError(f"{root / part} holds no class; {_LAYOUT}", see="own-data")
+        raise own_data_error(f"{root / part} holds no class; {_LAYOUT}")
     if part == "train" and len(listing) == 1:
-        raise FedA2LError(
-            f"{root / part} holds only the class {next(iter(listing))!r}; there is nothing to tell apart",
-            see="own-data",
+        raise own_data_error(
+            f"{root / part} holds only the class {next(iter(listing))!r}; there is nothing to tell apart"
         )
     return listing
 
@@ -124,7 +121,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
-        raise FedA2LError(f"cannot read {folder}: {error.strerror or error}", see="own-data") from error
+        raise own_data_error(f"cannot read {folder}: {error.strerror or error}") from error
 
 
 def _flat(listing: dict[str, list[str]], classes: list[str]) -> tuple[list[str], NDArray[np.int64]]:
@@ -142,14 +139,13 @@ def _groups(root: Path, names: list[str], train: NDArray[np.bool_]) -> NDArray[n
     known = set(names)
     for where, name, node in _lines(path):
         if name in nodes:
-            raise FedA2LError(f"{where}: {name} has a second line", see="own-data")
+            raise own_data_error(f"{where}: {name} has a second line")
         if name not in known and not (root / name).is_file():
-            raise FedA2LError(f"{where}: there is no picture {name}", see="own-data")
+            raise own_data_error(f"{where}: there is no picture {name}")
         nodes[name] = node
     if absent := [name for name in names if name not in nodes]:
-        raise FedA2LError(
-            f"{path} has no line for {len(absent):,} of {len(names):,} pictures, the first is {absent[0]}",
-            see="own-data",
+        raise own_data_error(
+            f"{path} has no line for {len(absent):,} of {len(names):,} pictures, the first is {absent[0]}"
         )
     return groups_of([nodes[name] for name in names], train)
 
@@ -160,14 +156,12 @@ def _lines(path: Path) -> Iterator[tuple[str, str, str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             if missing := {"path", "node"} - set(reader.fieldnames or ()):
-                raise FedA2LError(
-                    f"{path} has no column {sorted(missing)[0]!r}; expected a first line `path,node`", see="own-data"
-                )
+                raise own_data_error(f"{path} has no column {sorted(missing)[0]!r}; expected a first line `path,node`")
             for row in reader:
                 where = f"{path}, line {reader.line_num}"
                 name, node = (row["path"] or "").strip(), (row["node"] or "").strip()
                 if not node:
-                    raise FedA2LError(f"{where}: no node for {name!r}", see="own-data")
+                    raise own_data_error(f"{where}: no node for {name!r}")
                 yield where, name, node
     except (OSError, ValueError, csv.Error) as error:
-        raise FedA2LError(f"{path} cannot be read: {error}", see="own-data") from error
+        raise own_data_error(f"{path} cannot be read: {error}") from error

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feda2l.errors import FedA2LError
+from feda2l.data.errors import own_data_error
 from feda2l.randomness import numpy_generator
 
 
@@ -34,7 +34,7 @@ def hold_out(labels: NDArray[np.int64], *, share: float, seed: int) -> NDArray[n
     np.int64(2)
     """
     if not 0 < share < 1:
-        raise FedA2LError(f"test_share = {share!r}: expected a number between 0 and 1, as 0.2", see="own-data")
+        raise own_data_error(f"test_share = {share!r}: expected a number between 0 and 1, as 0.2")
     test = np.zeros(len(labels), dtype=bool)
     generator = numpy_generator(seed, purpose="test part")
     for label in np.unique(labels):
@@ -48,9 +48,8 @@ def groups_of(nodes: Sequence[str], train: NDArray[np.bool_]) -> NDArray[np.int6
     order = distinct(nodes)
     groups = numbered(nodes, order)[train]
     if empty := sorted(set(range(len(order))) - set(groups.tolist())):
-        raise FedA2LError(
+        raise own_data_error(
             f"node {order[empty[0]]!r} has no training sample: all of its samples were held out for the test; "
-            "bring a test part of its own, or choose a smaller test_share or another seed",
-            see="own-data",
+            "bring a test part of its own, or choose a smaller test_share or another seed"
         )
     return groups

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feda2l.data.errors import damaged_data_error
 from feda2l.errors import FedA2LError, RunFailed
 
 CHUNK = 256  # pictures that a process decodes before it hands them over
@@ -41,8 +42,8 @@ class Source:
         try:
             self.zip = None if root.is_dir() else zipfile.ZipFile(root)
         except (OSError, zipfile.BadZipFile) as error:
-            raise FedA2LError(
-                f"{root} is not a whole archive ({error}); remove it and fetch it again", see="data-damaged"
+            raise damaged_data_error(
+                f"{root} is not a whole archive ({error}); remove it and fetch it again"
             ) from error
 
     def read(self, name: str) -> bytes:
@@ -53,13 +54,9 @@ class Source:
         try:
             return self.read(name).decode()
         except KeyError:
-            raise FedA2LError(
-                f"{self.root} does not contain {name}; fetch the data again", see="data-damaged"
-            ) from None
+            raise damaged_data_error(f"{self.root} does not contain {name}; fetch the data again") from None
         except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise FedA2LError(
-                f"{self.root / name} cannot be read: {error}; fetch the data again", see="data-damaged"
-            ) from error
+            raise damaged_data_error(f"{self.root / name} cannot be read: {error}; fetch the data again") from error
 
 
 def gather(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from feda2l.data.errors import own_data_error
 from feda2l.data.labels import distinct, numbered
 from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_windows
 from feda2l.data.series_text import Columns, read_columns
@@ -34,7 +35,7 @@ def load(
     columns = _columns(place)
     wanted = tuple(name for name in columns.names if name != node) if variates is None else tuple(variates)
     if not wanted:
-        raise FedA2LError(f"{place} has no column{f' beside {node!r}' if node else ''} to forecast", see="own-data")
+        raise own_data_error(f"{place} has no column{f' beside {node!r}' if node else ''} to forecast")
     whose = [place.stem] * len(columns.lines) if node is None else _sites(columns, node)
     values = _numbers(columns, wanted, chosen=variates is not None)
     names, given = distinct(whose), Lengths(*lengths)
@@ -44,7 +45,7 @@ def load(
         rows = values[site == number]
         complete = ~np.isnan(rows).any(axis=1)
         if not complete.any():
-            raise FedA2LError(f"{place}: {name} has no line without a missing value", see="own-data")
+            raise own_data_error(f"{place}: {name} has no line without a missing value")
         sites.append(Site(name, rows, split_windows(complete, given, train_fraction=train_fraction, stride=stride)))
     return assemble(place.stem, sites, wanted, given)
 
@@ -54,12 +55,10 @@ def _columns(path: Path) -> Columns:
     try:
         text = path.read_text(encoding="utf-8-sig").rstrip()
     except (OSError, UnicodeDecodeError) as error:
-        raise FedA2LError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", see="own-data"
-        ) from error
+        raise own_data_error(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     columns = read_columns(str(path), text)
     if twice := [name for name in columns.names if columns.names.count(name) > 1]:
-        raise FedA2LError(f"{path} has two columns {twice[0]!r}", see="own-data")
+        raise own_data_error(f"{path} has two columns {twice[0]!r}")
     return columns
 
 
@@ -68,7 +67,7 @@ def _sites(columns: Columns, node: str) -> list[str]:
     words: list[str] = columns.words(node).tolist()
     if "" in words:
         line = columns.first + words.index("")
-        raise FedA2LError(f"{columns.source}, line {line}, column {node!r}: the cell is empty", see="own-data")
+        raise own_data_error(f"{columns.source}, line {line}, column {node!r}: the cell is empty")
     return words
 
 
@@ -79,8 +78,7 @@ def _numbers(columns: Columns, wanted: tuple[str, ...], *, chosen: bool) -> Rows
     except FedA2LError as error:
         if chosen:
             raise
-        raise FedA2LError(
+        raise own_data_error(
             f"{error}; if this column is not to be forecast, name those that are in data.columns, or take it out of "
-            "the file (one that names a line's site goes into data.node)",
-            see="own-data",
+            "the file (one that names a line's site goes into data.node)"
         ) from error

@@ -17,11 +17,6 @@ from feda2l.randomness import numpy_generator
 ITERATIONS = 100  # Lloyd's steps; a few dozen are enough for these data
 
 
-def by_site(series: Series, *, nodes: int | None = None, min_size: int = 1) -> list[Indices]:
-    """Each node holds the windows of its own site (a currency, a station), in the order of `series.names`."""
-    return partition.natural(series.train_node, nodes=nodes, min_size=min_size)
-
-
 def by_time(series: Series, *, nodes: int, min_size: int = 1) -> list[Indices]:
     """Each node holds a block of time: the windows of all sites by start, then site, in equal numbers (up to one).
 

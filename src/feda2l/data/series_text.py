@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from feda2l.data.errors import own_data_error
 from feda2l.errors import FedA2LError
 
 
@@ -41,18 +42,14 @@ class Columns:
             values = np.loadtxt(lines, delimiter=",", quotechar='"', comments=None, usecols=places, ndmin=2)
             doubt |= bool(np.isinf(values).any())
         except ValueError as error:
-            raise self._complaint(columns, missing) or FedA2LError(
-                f"cannot read {self.source}: {error}", see="own-data"
-            ) from error
+            raise self._complaint(columns, missing) or own_data_error(f"cannot read {self.source}: {error}") from error
         if doubt and (complaint := self._complaint(columns, missing)):
             raise complaint
         return values
 
     def _place(self, column: str) -> int:
         if column not in self.names:
-            raise FedA2LError(
-                f"{self.source} has no column {column!r}; its columns: {', '.join(self.names)}", see="own-data"
-            )
+            raise own_data_error(f"{self.source} has no column {column!r}; its columns: {', '.join(self.names)}")
         return self.names.index(column)
 
     def _complaint(self, columns: Sequence[str], missing: Sequence[str]) -> FedA2LError | None:
@@ -63,9 +60,8 @@ class Columns:
                 word = _bare(cells[column])
                 if word not in missing and not _is_number(word):
                     other = f" or {missing[0] or 'an empty cell'}" if missing else ""
-                    return FedA2LError(
-                        f"{self.source}, line {number}, column {column!r}: expected a number{other}, found {word!r}",
-                        see="own-data",
+                    return own_data_error(
+                        f"{self.source}, line {number}, column {column!r}: expected a number{other}, found {word!r}"
                     )
         return None
 
@@ -78,12 +74,11 @@ def read_columns(source: str, text: str, names: Sequence[str] | None = None) -> 
         names = [_bare(name) for name in lines.pop(0).split(",")]
         first = 2
     if names is None or not lines:
-        raise FedA2LError(f"{source} is empty", see="own-data")
+        raise own_data_error(f"{source} is empty")
     for number, line in enumerate(lines, start=first):
         if (found := line.count(",") + 1) != len(names):
-            raise FedA2LError(
-                f"{source}, line {number}: expected {len(names)} values, found {found}; the file is damaged",
-                see="own-data",
+            raise own_data_error(
+                f"{source}, line {number}: expected {len(names)} values, found {found}; the file is damaged"
             )
     return Columns(source, tuple(names), lines, first)
 

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feda2l.data.errors import own_data_error
 from feda2l.data.images import Images
 from feda2l.data.labels import distinct, groups_of, hold_out, numbered
 from feda2l.data.pictures import say
-from feda2l.errors import FedA2LError
 from feda2l.names import nearest
 
 __all__ = ["Table", "load"]
@@ -70,13 +70,11 @@ def load(
     header = _header(place, delimiter)
     wanted = list(features) if features is not None else [name for name in header if name not in (target, node)]
     if not wanted:
-        raise FedA2LError(f"{place} has no feature column beside {target!r}; found {', '.join(header)}", see="own-data")
+        raise own_data_error(f"{place} has no feature column beside {target!r}; found {', '.join(header)}")
     rows = _rows(place, wanted, target, node, delimiter)
     names = distinct(rows.classes)
     if len(names) == 1:
-        raise FedA2LError(
-            f"{place}: {target!r} has only the class {names[0]!r}; there is nothing to tell apart", see="own-data"
-        )
+        raise own_data_error(f"{place}: {target!r} has only the class {names[0]!r}; there is nothing to tell apart")
     labels = numbered(rows.classes, names)
     if test is None:
         tested = hold_out(labels, share=test_share, seed=seed)
@@ -90,9 +88,7 @@ def load(
         other = _rows(Path(test).expanduser(), wanted, target, None, delimiter)
         for name, line in zip(other.classes, other.lines, strict=True):
             if name not in names:
-                raise FedA2LError(
-                    f"{other.path}, line {line}: the class {name!r} is only here, not in {place}", see="own-data"
-                )
+                raise own_data_error(f"{other.path}, line {line}: the class {name!r} is only here, not in {place}")
         test_values, test_labels = other.values, numbered(other.classes, names)
     values = rows.values[~tested]
     with np.errstate(over="ignore", invalid="ignore"):  # said in words below
@@ -106,9 +102,7 @@ def load(
             x = ((values - centre) / spread).astype(np.float32)
         fine = np.isfinite(x).all(0) & np.isfinite(spread)
         if not fine.all():
-            raise FedA2LError(
-                f"{place}: the numbers of {wanted[int(fine.argmin())]!r} are too large; scale them", see="own-data"
-            )
+            raise own_data_error(f"{place}: the numbers of {wanted[int(fine.argmin())]!r} are too large; scale them")
         return torch.from_numpy(x).reshape(-1, 1, 1, len(wanted))
 
     return Table(
@@ -136,7 +130,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
             yield file
     except (OSError, ValueError, csv.Error) as error:
         words = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise FedA2LError(f"{path} cannot be read: {words}", see="own-data") from error
+        raise own_data_error(f"{path} cannot be read: {words}") from error
 
 
 def _header(path: Path, delimiter: str) -> list[str]:
@@ -144,9 +138,9 @@ def _header(path: Path, delimiter: str) -> list[str]:
     with _opened(path) as file:
         header = [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
     if not any(header):
-        raise FedA2LError(f"{path} is empty; expected a first line with the names of the columns", see="own-data")
+        raise own_data_error(f"{path} is empty; expected a first line with the names of the columns")
     if twice := [name for name in header if header.count(name) > 1]:
-        raise FedA2LError(f"{path} has two columns {twice[0]!r}", see="own-data")
+        raise own_data_error(f"{path} has two columns {twice[0]!r}")
     return header
 
 
@@ -155,7 +149,7 @@ def _places(path: Path, names: list[str], delimiter: str) -> dict[str, int]:
     header = _header(path, delimiter)
     for name in names:
         if name not in header:
-            raise FedA2LError(f"{path} has no column {name!r}; {nearest(name, header)}", see="own-data")
+            raise own_data_error(f"{path} has no column {name!r}; {nearest(name, header)}")
     return {name: place for place, name in enumerate(header)}
 
 
@@ -169,13 +163,13 @@ def _rows(path: Path, features: list[str], target: str, node: str | None, delimi
         for row in filter(None, reader):  # empty lines are skipped
             where = f"{path}, line {reader.line_num}"
             if len(row) != len(place):
-                raise FedA2LError(f"{where}: expected {len(place)} cells, found {len(row)}", see="own-data")
+                raise own_data_error(f"{where}: expected {len(place)} cells, found {len(row)}")
             values.extend(_floats([row[place[name]] for name in features], features, where))
             for name, words in texts:
                 words.append(_word(row[place[name]], name, where))
             lines.append(reader.line_num)
     if not lines:
-        raise FedA2LError(f"{path} has no row under its first line", see="own-data")
+        raise own_data_error(f"{path} has no row under its first line")
     numbers = np.frombuffer(values, dtype=np.float64).reshape(-1, len(features))
     _demand_finite(path, numbers, features, lines)
     return _Rows(path, numbers, texts[0][1], texts[-1][1] if node else [], lines)
@@ -187,13 +181,13 @@ def _floats(cells: list[str], features: list[str], where: str) -> list[float]:
         try:
             numbers.append(float(cell))
         except ValueError:
-            raise FedA2LError(f"{where}, column {name!r}: expected a number, found {cell!r}", see="own-data") from None
+            raise own_data_error(f"{where}, column {name!r}: expected a number, found {cell!r}") from None
     return numbers
 
 
 def _word(cell: str, name: str, where: str) -> str:
     if not cell.strip():
-        raise FedA2LError(f"{where}, column {name!r}: the cell is empty", see="own-data")
+        raise own_data_error(f"{where}, column {name!r}: the cell is empty")
     return cell.strip()
 
 
@@ -201,7 +195,6 @@ def _demand_finite(path: Path, numbers: NDArray[np.float64], features: list[str]
     bad = np.argwhere(~np.isfinite(numbers))
     if len(bad):
         row, column = bad[0]
-        raise FedA2LError(
-            f"{path}, line {lines[row]}, column {features[column]!r}: {numbers[row, column]} is not a finite number",
-            see="own-data",
+        raise own_data_error(
+            f"{path}, line {lines[row]}, column {features[column]!r}: {numbers[row, column]} is not a finite number"
         )

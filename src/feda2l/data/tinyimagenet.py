@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from feda2l.data.download import Archive, digest, locate, staging
+from feda2l.data.errors import damaged_data_error
 from feda2l.data.images import Images
 from feda2l.data.labels import numbered
 from feda2l.data.pictures import Source, describe, gather, say
@@ -131,11 +132,10 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     gathered = gather(root, list(owners), size=SIZE, colour=True, processes=processes)
     problems |= gathered.problems
     if problems and not skip_corrupt:
-        raise FedA2LError(
+        raise damaged_data_error(
             f"{root}: {describe(problems, source.pictures)}; remove {root if checksum else root / top} and fetch it "
             "again, or leave them out for good with feda2l.data.tinyimagenet.load(TINYIMAGENET, "
-            f"{str(prepared.parent)!r}, skip_corrupt=True)",
-            see="data-damaged",
+            f"{str(prepared.parent)!r}, skip_corrupt=True)"
         )
     x, y = torch.from_numpy(gathered.x), torch.from_numpy(numbered(list(owners.values()), ids))
     kept = torch.from_numpy(np.array([name not in problems for name in owners]))
@@ -144,9 +144,8 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
         some = kept[span] if problems else slice(None)  # a mask copies, a slice does not
         parts |= {f"{part}_x": x[span][some], f"{part}_y": y[span][some]}
         if empty := sorted(set(range(len(ids))) - set(parts[f"{part}_y"].tolist())):
-            raise FedA2LError(
-                f"{root}: no {part} picture of {ids[empty[0]]} is left; {describe(problems, len(owners))}",
-                see="data-damaged",
+            raise damaged_data_error(
+                f"{root}: no {part} picture of {ids[empty[0]]} is left; {describe(problems, len(owners))}"
             )
     return _Decoded(parts, _names(files, top, ids), checksum, problems)
 
@@ -156,9 +155,8 @@ def _ids(source: TinyImageNet, files: Source) -> list[str]:
     place = f"{source.archive.folder}/wnids.txt"
     ids = sorted(set(files.text(place).split()))
     if len(ids) != source.classes:
-        raise FedA2LError(
-            f"{files.root}: {place} should name {source.classes} classes, found {len(ids)}; fetch the data again",
-            see="data-damaged",
+        raise damaged_data_error(
+            f"{files.root}: {place} should name {source.classes} classes, found {len(ids)}; fetch the data again"
         )
     return ids
 
@@ -195,12 +193,11 @@ def _annotations(source: TinyImageNet, files: Source, expected: set[str]) -> dic
         name, _, rest = line.partition("\t")
         own, where = rest.partition("\t")[0].strip(), f"{files.root}: {place}, line {number}"
         if name not in expected or not own:
-            raise FedA2LError(
-                f"{where}: expected a picture and its class, found {line[:40]!r}; fetch the data again",
-                see="data-damaged",
+            raise damaged_data_error(
+                f"{where}: expected a picture and its class, found {line[:40]!r}; fetch the data again"
             )
         if name in found:
-            raise FedA2LError(f"{where}: {name} has a second line; fetch the data again", see="data-damaged")
+            raise damaged_data_error(f"{where}: {name} has a second line; fetch the data again")
         found[name] = own
     return found
 

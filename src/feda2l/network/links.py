@@ -3,6 +3,7 @@
 import csv
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from feda2l.network.profiles import LinkProfile
 HEADER = ["from", "to", "latency_ms", "mbit"]
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
+network_error = partial(FedA2LError, see="network")
 
 
 class Cost(NamedTuple):
@@ -70,7 +72,7 @@ class ListedLinks:
         try:
             text = Path(file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeError) as error:
-            raise FedA2LError(f"network.file = {file} cannot be read: {error}", see="network") from error
+            raise network_error(f"network.file = {file} cannot be read: {error}") from error
         found: dict[int, tuple[float, float]] = {}
         back: dict[int, tuple[float, float]] = {}
         header: list[str] | None = None
@@ -82,13 +84,11 @@ class ListedLinks:
             if header is None:
                 header = fields
                 if fields != HEADER:
-                    raise FedA2LError(
-                        f'{where}: must be the header "{",".join(HEADER)}", it is "{",".join(fields)}"', see="network"
-                    )
+                    raise network_error(f'{where}: must be the header "{",".join(HEADER)}", it is "{",".join(fields)}"')
                 continue
             sender, listener, cost = _link(where, fields, nodes)
             if sender * nodes + listener in found:
-                raise FedA2LError(f"{where}: the link from {sender} to {listener} is there twice", see="network")
+                raise network_error(f"{where}: the link from {sender} to {listener} is there twice")
             found[sender * nodes + listener] = back[listener * nodes + sender] = cost
         found = back | found
         keys = np.array(sorted(found), dtype=np.int64)
@@ -105,10 +105,9 @@ class ListedLinks:
             missing = np.flatnonzero(~there)
             first = int(missing[0])
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise FedA2LError(
+            raise network_error(
                 f"network.file = {self.file}: the graph has a link from {senders[first]} to {listeners[first]}{more}, "
-                "the file has none; add a line, or choose another topology",
-                see="network",
+                "the file has none; add a line, or choose another topology"
             )
         latency, mbit = self.values[place].T
         return Cost(1e-3 * latency, seconds_a_byte(mbit))
@@ -116,24 +115,20 @@ class ListedLinks:
 
 def _link(where: str, fields: list[str], nodes: int) -> tuple[int, int, tuple[float, float]]:
     if len(fields) != len(HEADER):
-        raise FedA2LError(f"{where}: has {len(fields)} fields, {','.join(HEADER)} are {len(HEADER)}", see="network")
+        raise network_error(f"{where}: has {len(fields)} fields, {','.join(HEADER)} are {len(HEADER)}")
     ids = []
     for name, field in zip(HEADER[:2], fields[:2], strict=True):
         if not field.isdecimal() or int(field) >= nodes:
-            raise FedA2LError(
-                f'{where}: {name} = "{field}": there is no such node; they are 0 to {nodes - 1}', see="network"
-            )
+            raise network_error(f'{where}: {name} = "{field}": there is no such node; they are 0 to {nodes - 1}')
         ids.append(int(field))
     if ids[0] == ids[1]:
-        raise FedA2LError(
-            f"{where}: node {ids[0]} is linked to itself; leave the line out, it needs no message", see="network"
-        )
+        raise network_error(f"{where}: node {ids[0]} is linked to itself; leave the line out, it needs no message")
     latency = _number(fields[2])
     if latency is None or latency < 0:
-        raise FedA2LError(f'{where}: latency_ms = "{fields[2]}": must be 0 or more', see="network")
+        raise network_error(f'{where}: latency_ms = "{fields[2]}": must be 0 or more')
     mbit = _number(fields[3])
     if mbit is None or mbit <= 0:
-        raise FedA2LError(f'{where}: mbit = "{fields[3]}": must be above 0', see="network")
+        raise network_error(f'{where}: mbit = "{fields[3]}": must be above 0')
     return ids[0], ids[1], (latency, mbit)
 
 

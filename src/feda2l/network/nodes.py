@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from feda2l.errors import FedA2LError
 from feda2l.network.draws import lognormal
-from feda2l.network.links import Floats, seconds_a_byte
+from feda2l.network.links import Floats, network_error, seconds_a_byte
 from feda2l.network.profiles import SPEEDS, LinkProfile
 
 PerNode = float | tuple[float, ...]
@@ -31,9 +30,8 @@ def uplinks(given: PerNode | None, profile: LinkProfile, nodes: int, seed: int) 
 def _each(given: float | Sequence[float], nodes: int, what: str) -> Floats:
     if isinstance(given, Sequence):
         if len(given) != nodes:
-            raise FedA2LError(
-                f"{what} has {len(given)} numbers for data.nodes = {nodes}; give one a node, or one for all",
-                see="network",
+            raise network_error(
+                f"{what} has {len(given)} numbers for data.nodes = {nodes}; give one a node, or one for all"
             )
         return np.array(given, dtype=np.float64)
     return np.full(nodes, float(given))

@@ -4,8 +4,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from feda2l.errors import FedA2LError
 from feda2l.faults.plan import Return
+from feda2l.network.links import network_error
 from feda2l.randomness import numpy_generator
 
 
@@ -32,7 +32,7 @@ class Participation:
         if share == 1:
             return None
         if least > nodes:
-            raise FedA2LError(f"network.min_nodes = {least} is more than data.nodes = {nodes}", see="network")
+            raise network_error(f"network.min_nodes = {least} is more than data.nodes = {nodes}")
         count = max(least, round(share * nodes))
         return None if count == nodes else cls(nodes, count, seed)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feda2l.errors import FedA2LError
-from feda2l.spec.schema_base import Count, Positive, Section
+from feda2l.spec.schema_base import Count, Positive, Section, option
 from feda2l.spec.spec import Spec
 from feda2l.toml_files import Source, explain, read_toml, with_sets
 
@@ -30,15 +30,15 @@ class NeighbourConfig(Section):
     name: Name = Field(description="common name of its certificate")
     id: Id = Field(description="its place in the network")
     address: Address = Field(description="host:port where it listens")
-    direction: Literal["both", "in", "out"] = Field(default="both", description="in: only heard; out: it only hears us")
+    direction: Literal["both", "in", "out"] = option("both", "in: only heard; out: it only hears us")
 
 
 class DeadlineConfig(Section):
     """How long a round waits: median + factor x MAD of what neighbours usually take, within bounds."""
 
-    factor: Positive = Field(default=6.0, description="k of median + k x MAD")
-    least: Positive = Field(default=5.0, description="seconds; never waits less after its own message is out")
-    most: Positive = Field(default=600.0, description="seconds; never waits longer, also for the first round")
+    factor: Positive = option(6.0, "k of median + k x MAD")
+    least: Positive = option(5.0, "seconds; never waits less after its own message is out")
+    most: Positive = option(600.0, "seconds; never waits longer, also for the first round")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -50,23 +50,23 @@ class DeadlineConfig(Section):
 class LimitsConfig(Section):
     """What a neighbour may do before it is not believed."""
 
-    samples: Count = Field(default=1_000_000, description="most samples a neighbour may claim: they are its weight")
-    norm: Positive = Field(default=10.0, description="a model may be so many times as large as ours")
-    strikes: Count = Field(default=3, description="bad messages until a neighbour is quarantined")
-    quarantine_rounds: Count = Field(default=20, description="rounds in which it is not asked then")
+    samples: Count = option(1_000_000, "most samples a neighbour may claim: they are its weight")
+    norm: Positive = option(10.0, "a model may be so many times as large as ours")
+    strikes: Count = option(3, "bad messages until a neighbour is quarantined")
+    quarantine_rounds: Count = option(20, "rounds in which it is not asked then")
 
 
 class MonitorConfig(Section):
     """Where metrics and health are served."""
 
-    address: Address | None = Field(default=None, description="host:port of /metrics and /health; none: not served")
+    address: Address | None = option(None, "host:port of /metrics and /health; none: not served")
 
 
 class LogConfig(Section):
     """How much log is kept."""
 
-    megabytes: Positive = Field(default=10.0, description="of one file")
-    files: Count = Field(default=5, description="files that are kept, the current one among them")
+    megabytes: Positive = option(10.0, "of one file")
+    files: Count = option(5, "files that are kept, the current one among them")
 
 
 class NodeConfig(Section):
@@ -75,24 +75,22 @@ class NodeConfig(Section):
     name: Name = Field(description="common name of its certificate")
     id: Id = Field(description="its place in the network: order of sums, random draws, its share of the spec's data")
     spec: Path = Field(description="what is learned: the same file at every node")
-    state: Path = Field(default=Path("state"), description="folder: checkpoint, records, log")
+    state: Path = option(Path("state"), "folder: checkpoint, records, log")
     listen: Address = Field(description="host:port where neighbours reach it")
-    run: Name | None = Field(
-        default=None, description="what neighbours must agree on; a new one for a new run; default: the spec's name"
+    run: Name | None = option(None, "what neighbours must agree on; a new one for a new run; default: the spec's name")
+    wire: Literal["fp32", "bf16"] = option("fp32", "how parameters travel; the same at every node")
+    nodes: Count | None = option(None, "how many nodes there may be; default data.nodes of the spec")
+    data: dict[str, Any] | None = option(
+        None, "data of its own in place of its share of the spec's; keys as in a spec's [data]"
     )
-    wire: Literal["fp32", "bf16"] = Field(default="fp32", description="how parameters travel; the same at every node")
-    nodes: Count | None = Field(default=None, description="how many nodes there may be; default data.nodes of the spec")
-    data: dict[str, Any] | None = Field(
-        default=None, description="data of its own in place of its share of the spec's; keys as in a spec's [data]"
-    )
-    checkpoint_rounds: Count = Field(default=1, description="rounds between checkpoints")
-    security: SecurityConfig | None = Field(default=None, description="certificates; required unless --insecure")
-    neighbours: tuple[NeighbourConfig, ...] = Field(default=(), description="whom it talks to")
+    checkpoint_rounds: Count = option(1, "rounds between checkpoints")
+    security: SecurityConfig | None = option(None, "certificates; required unless --insecure")
+    neighbours: tuple[NeighbourConfig, ...] = option((), "whom it talks to")
     deadline: DeadlineConfig = Field(default_factory=DeadlineConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     monitor: MonitorConfig = Field(default_factory=MonitorConfig)
     log: LogConfig = Field(default_factory=LogConfig)
-    faults: Path | None = Field(default=None, description="a fault plan, for tests: what goes wrong, by node and round")
+    faults: Path | None = option(None, "a fault plan, for tests: what goes wrong, by node and round")
 
     @field_validator("neighbours")
     @classmethod

@@ -19,6 +19,11 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 T = TypeVar("T")
 
 
+def option(default: Any, description: str, *, example: Any = None, **bounds: Any) -> Any:
+    """A key of a table: its default, what it means, and an example value where the default is None."""
+    return Field(default=default, description=description, examples=None if example is None else [example], **bounds)
+
+
 class Section(BaseModel):
     """A table of the spec; what it does not know, it refuses."""
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, PrivateAttr, model_validator
+from pydantic import PlainValidator, PrivateAttr, model_validator
 
 from feda2l.algorithms import ALGORITHMS, Algorithm
 from feda2l.data import CATALOG
@@ -13,46 +13,36 @@ from feda2l.models import MODELS
 from feda2l.names import look_up
 from feda2l.network.profiles import LINKS, SPEEDS
 from feda2l.rates import RULES, Rule
-from feda2l.spec.schema_base import Count, NamedSection, NotNegative, Positive, Section, Share
+from feda2l.spec.schema_base import Count, NamedSection, NotNegative, Positive, Section, Share, option
 from feda2l.topology import TOPOLOGIES
 
 
 class DataSpec(Section):
     """What is learned from, and how it is dealt to the nodes."""
 
-    name: str = Field(
-        default="digits", description='data set, see `feda2l list datasets`; folder, csv or "package.module:function"'
+    name: str = option("digits", 'data set, see `feda2l list datasets`; folder, csv or "package.module:function"')
+    path: str | None = option(None, "of folder and csv: where the data lie", example="pictures")
+    target: str | None = option(None, "of csv: the column of the class; without it, a series", example="kind")
+    node: str | None = option(None, "of csv: the column that says whose row it is", example="site")
+    columns: tuple[str, ...] | None = option(
+        None, "of csv: what is learned from; default the rest", example=["width", "height"]
     )
-    path: str | None = Field(default=None, description="of folder and csv: where the data lie", examples=["pictures"])
-    target: str | None = Field(
-        default=None, description="of csv: the column of the class; without it, a series", examples=["kind"]
+    test_share: Share = option(0.2, "of folder and csv without a test part: what is held out")
+    input_length: Count = option(96, "of series: rows that a forecast is made from")
+    horizon: Count = option(96, "of series: rows that are forecast")
+    stride: Count = option(1, "of series: rows between the starts of two windows")
+    nodes: Count = option(10, "number of nodes")
+    partition: Literal["iid", "dirichlet", "pathological", "shards", "natural", "time", "cluster"] = option(
+        "dirichlet", "how samples are dealt to nodes; of series: natural"
     )
-    node: str | None = Field(
-        default=None, description="of csv: the column that says whose row it is", examples=["site"]
-    )
-    columns: tuple[str, ...] | None = Field(
-        default=None, description="of csv: what is learned from; default the rest", examples=[["width", "height"]]
-    )
-    test_share: Share = Field(default=0.2, description="of folder and csv without a test part: what is held out")
-    input_length: Count = Field(default=96, description="of series: rows that a forecast is made from")
-    horizon: Count = Field(default=96, description="of series: rows that are forecast")
-    stride: Count = Field(default=1, description="of series: rows between the starts of two windows")
-    nodes: Count = Field(default=10, description="number of nodes")
-    partition: Literal["iid", "dirichlet", "pathological", "shards", "natural", "time", "cluster"] = Field(
-        default="dirichlet", description="how samples are dealt to nodes; of series: natural"
-    )
-    alpha: Positive = Field(default=0.1, description="of dirichlet and cluster: smaller is more skewed")
-    clusters: Count = Field(default=10, description="of cluster: kinds of windows")
-    classes_per_node: Count = Field(default=2, description="of pathological")
-    shards_per_node: Count = Field(default=2, description="of shards")
-    partition_seed: int = Field(default=1, ge=0, description="the paper keeps one partition for all runs")
-    train_fraction: Share = Field(
-        default=0.75, description="share of a node's samples that it trains on; of series: .8 of its time"
-    )
-    min_size: Count | None = Field(
-        default=None,
-        description="fewest samples of a node; default batch_size / (1 - train_fraction)",
-        examples=[40],
+    alpha: Positive = option(0.1, "of dirichlet and cluster: smaller is more skewed")
+    clusters: Count = option(10, "of cluster: kinds of windows")
+    classes_per_node: Count = option(2, "of pathological")
+    shards_per_node: Count = option(2, "of shards")
+    partition_seed: int = option(1, "the paper keeps one partition for all runs", ge=0)
+    train_fraction: Share = option(0.75, "share of a node's samples that it trains on; of series: .8 of its time")
+    min_size: Count | None = option(
+        None, "fewest samples of a node; default batch_size / (1 - train_fraction)", example=40
     )
 
     @model_validator(mode="after")
@@ -70,32 +60,24 @@ class DataSpec(Section):
 class ModelSpec(Section):
     """What is trained."""
 
-    name: str | None = Field(
-        default=None, description='model, or "package.module:Class"; default fits the data set', examples=["mlp"]
+    name: str | None = option(None, 'model, or "package.module:Class"; default fits the data set', example="mlp")
+    init: Literal["common", "per_node"] = option("common", "one start for all nodes, or one each")
+    start: str | None = option(
+        None,
+        "pretrained weights that all nodes start from: a safetensors file of a state_dict",
+        example="pretrained.safetensors",
     )
-    init: Literal["common", "per_node"] = Field(default="common", description="one start for all nodes, or one each")
-    start: str | None = Field(
-        default=None,
-        description="pretrained weights that all nodes start from: a safetensors file of a state_dict",
-        examples=["pretrained.safetensors"],
+    start_sha256: str | None = option(None, "of the start; filled in, and checked where it is given", example=64 * "0")
+    fresh: tuple[str, ...] | None = option(
+        None, "layers (names or patterns) that are drawn anew and not read from the start", example=["classifier"]
     )
-    start_sha256: str | None = Field(
-        default=None, description="of the start; filled in, and checked where it is given", examples=[64 * "0"]
+    freeze: tuple[str, ...] | None = option(
+        None, "layers (names or patterns) that keep their start: neither trained nor exchanged", example=["conv*"]
     )
-    fresh: tuple[str, ...] | None = Field(
-        default=None,
-        description="layers (names or patterns) that are drawn anew and not read from the start",
-        examples=[["classifier"]],
-    )
-    freeze: tuple[str, ...] | None = Field(
-        default=None,
-        description="layers (names or patterns) that keep their start: neither trained nor exchanged",
-        examples=[["conv*"]],
-    )
-    loss: str | None = Field(
-        default=None,
-        description='cross_entropy (classes), mse (numbers), mae or "package.module:function" of (outputs, targets)',
-        examples=["cross_entropy"],
+    loss: str | None = option(
+        None,
+        'cross_entropy (classes), mse (numbers), mae or "package.module:function" of (outputs, targets)',
+        example="cross_entropy",
     )
 
     @model_validator(mode="after")
@@ -113,14 +95,12 @@ class ModelSpec(Section):
 class TopologySpec(Section):
     """Who talks to whom, and how much each voice weighs."""
 
-    name: str = Field(default="full", description="graph, see `feda2l list topologies`")
-    weights: Literal["samples", "uniform", "metropolis"] = Field(default="samples", description="of the average")
-    k: int = Field(default=7, description="of k_regular and random_out")
-    p: float = Field(default=0.3, description="of erdos_renyi: probability of an edge")
-    seed: int = Field(default=1, ge=0, description="of random graphs")
-    file: str | None = Field(
-        default=None, description="of file: an edge list or an adjacency matrix", examples=["edges.csv"]
-    )
+    name: str = option("full", "graph, see `feda2l list topologies`")
+    weights: Literal["samples", "uniform", "metropolis"] = option("samples", "of the average")
+    k: int = option(7, "of k_regular and random_out")
+    p: float = option(0.3, "of erdos_renyi: probability of an edge")
+    seed: int = option(1, "of random graphs", ge=0)
+    file: str | None = option(None, "of file: an edge list or an adjacency matrix", example="edges.csv")
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -131,9 +111,9 @@ class TopologySpec(Section):
 class AlgorithmSpec(NamedSection):
     """The base algorithm; its own parameters stand beside its name."""
 
-    name: str = Field(default="fedavg", description='see `feda2l list algorithms`, or "package.module:Class"')
-    buffers: Literal["average", "local", "recalibrate"] = Field(
-        default="average", description="BatchNorm statistics: mixed like parameters, kept, or re-estimated after mixing"
+    name: str = option("fedavg", 'see `feda2l list algorithms`, or "package.module:Class"')
+    buffers: Literal["average", "local", "recalibrate"] = option(
+        "average", "BatchNorm statistics: mixed like parameters, kept, or re-estimated after mixing"
     )
     _algorithm: Algorithm = PrivateAttr()
 
@@ -150,10 +130,10 @@ class AlgorithmSpec(NamedSection):
 class RatesSpec(NamedSection):
     """The rate rule; its own parameters stand beside its name."""
 
-    name: str = Field(default="feda2l", description='see `feda2l list rates`, or "package.module:Class"')
-    base: Positive = Field(default=0.01, description="eta0, the base rate")
-    horizon: Count | None = Field(default=None, description="of schedules with an end; default: rounds", examples=[500])
-    granularity: Granularity = Field(default="module", description="what one layer is (ablation)")
+    name: str = option("feda2l", 'see `feda2l list rates`, or "package.module:Class"')
+    base: Positive = option(0.01, "eta0, the base rate")
+    horizon: Count | None = option(None, "of schedules with an end; default: rounds", example=500)
+    granularity: Granularity = option("module", "what one layer is (ablation)")
     _rule: Rule = PrivateAttr()
 
     @model_validator(mode="after")
@@ -169,43 +149,40 @@ class RatesSpec(NamedSection):
 class TrainingSpec(Section):
     """Local training between two exchanges."""
 
-    epochs: Count = Field(default=1, description="local epochs a round")
-    batch_size: Count = Field(default=10, description="samples a step")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="sgd, adam or adamw")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
-    weight_decay: NotNegative = Field(default=0.0, description="decoupled with adamw")
-    drop_last: bool = Field(default=True, description="drop a last incomplete batch")
-    momentum_state: Literal["keep", "reset", "average"] = Field(
-        default="keep", description="what happens to the optimizer's state at each mixing"
+    epochs: Count = option(1, "local epochs a round")
+    batch_size: Count = option(10, "samples a step")
+    optimizer: Literal["sgd", "adam", "adamw"] = option("sgd", "sgd, adam or adamw")
+    momentum: float = option(0.9, "of sgd", ge=0, lt=1)
+    weight_decay: NotNegative = option(0.0, "decoupled with adamw")
+    drop_last: bool = option(True, "drop a last incomplete batch")
+    momentum_state: Literal["keep", "reset", "average"] = option(
+        "keep", "what happens to the optimizer's state at each mixing"
     )
 
 
 class EvaluationSpec(Section):
     """What is measured, when and against which target."""
 
-    every: Count = Field(default=1, description="rounds between evaluations; the last round is always evaluated")
-    on: Literal["global", "local", "both"] = Field(default="global", description="test set, or the node's unused part")
-    target: Positive | None = Field(
-        default=None,
-        description="accuracy (of numbers: at most this MSE) whose first round is reported",
-        examples=[0.9],
+    every: Count = option(1, "rounds between evaluations; the last round is always evaluated")
+    on: Literal["global", "local", "both"] = option("global", "test set, or the node's unused part")
+    target: Positive | None = option(
+        None, "accuracy (of numbers: at most this MSE) whose first round is reported", example=0.9
     )
-    smoothing: Count = Field(default=10, description="window of the trailing mean for rounds to target")
+    smoothing: Count = option(10, "window of the trailing mean for rounds to target")
 
 
 class RuntimeSpec(Section):
     """Where and how it runs; nothing here changes the result of a run that keeps the same-bytes promise."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: a GPU where there is one")
-    engine: Literal["auto", "rows", "batched"] = Field(
-        default="auto", description="auto keeps the same-bytes promise; batched trains all nodes in one kernel"
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto: a GPU where there is one")
+    engine: Literal["auto", "rows", "batched"] = option(
+        "auto", "auto keeps the same-bytes promise; batched trains all nodes in one kernel"
     )
-    precision: Literal["fp32", "tf32", "bf16"] = Field(default="fp32", description="of products; tf32: a GPU's")
-    deterministic: bool = Field(default=False, description="on a GPU; the CPU always is")
-    workers: int | None = Field(default=None, ge=0, description="processes; default one a core, 0: none", examples=[2])
-    checkpoint_seconds: NotNegative = Field(
-        default=60.0,
-        description="time between checkpoints, which take a twentieth of the time at most; 0: after every round",
+    precision: Literal["fp32", "tf32", "bf16"] = option("fp32", "of products; tf32: a GPU's")
+    deterministic: bool = option(False, "on a GPU; the CPU always is")
+    workers: int | None = option(None, "processes; default one a core, 0: none", example=2, ge=0)
+    checkpoint_seconds: NotNegative = option(
+        60.0, "time between checkpoints, which take a twentieth of the time at most; 0: after every round"
     )
 
 
@@ -228,42 +205,22 @@ def _per_node(value: Any, key: str) -> float | tuple[float, ...]:
 class NetworkSpec(Section):
     """What the simulated network is like. Keys that are about time give the run simulated seconds."""
 
-    participation: Share = Field(default=1.0, description="share of the nodes that take part, drawn every round")
-    min_nodes: Count = Field(default=2, description="at least so many take part")
-    compute_ms: NotNegative | None = Field(
-        default=None,
-        description="milliseconds that the gradient of one sample takes at speed 1; unless told none",
-        examples=[1.0],
+    participation: Share = option(1.0, "share of the nodes that take part, drawn every round")
+    min_nodes: Count = option(2, "at least so many take part")
+    compute_ms: NotNegative | None = option(
+        None, "milliseconds that the gradient of one sample takes at speed 1; unless told none", example=1.0
     )
-    speed: Annotated[float | str | tuple[float, ...], PlainValidator(_speed)] = Field(
-        default=1.0, description="of the nodes: one number, one each, or uniform, computers or phones"
+    speed: Annotated[float | str | tuple[float, ...], PlainValidator(_speed)] = option(
+        1.0, "of the nodes: one number, one each, or uniform, computers or phones"
     )
-    links: str | None = Field(
-        default=None,
-        description="lan, wan, home or mobile: latencies and bandwidths are drawn",
-        examples=["home"],
+    links: str | None = option(None, "lan, wan, home or mobile: latencies and bandwidths are drawn", example="home")
+    latency_ms: NotNegative | None = option(None, "of every link, in place of what links says", example=50.0)
+    bandwidth_mbit: Positive | None = option(None, "of every link; unless told nothing limits it", example=10.0)
+    uplink_mbit: Annotated[float | tuple[float, ...] | None, PlainValidator(_uplink)] = option(
+        None, "of a node, shared by the messages that it sends: one number, or one each", example=5.0
     )
-    latency_ms: NotNegative | None = Field(
-        default=None,
-        description="of every link, in place of what links says",
-        examples=[50.0],
-    )
-    bandwidth_mbit: Positive | None = Field(
-        default=None,
-        description="of every link; unless told nothing limits it",
-        examples=[10.0],
-    )
-    uplink_mbit: Annotated[float | tuple[float, ...] | None, PlainValidator(_uplink)] = Field(
-        default=None,
-        description="of a node, shared by the messages that it sends: one number, or one each",
-        examples=[5.0],
-    )
-    file: str | None = Field(
-        default=None,
-        description="a CSV file of links: from,to,latency_ms,mbit",
-        examples=["links.csv"],
-    )
-    seed: int = Field(default=1, ge=0, description="of what is drawn for nodes and links")
+    file: str | None = option(None, "a CSV file of links: from,to,latency_ms,mbit", example="links.csv")
+    seed: int = option(1, "of what is drawn for nodes and links", ge=0)
 
     @model_validator(mode="after")
     def _known(self) -> Self:

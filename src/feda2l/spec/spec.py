@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from feda2l.data.catalog import is_series
 from feda2l.errors import FedA2LError
 from feda2l.rates.feda2l import DEEP, FedA2LRule
-from feda2l.spec.schema_base import Count, Nested, Section, parameters_of
+from feda2l.spec.schema_base import Count, Nested, Section, option, parameters_of
 from feda2l.spec.sections import (
     AlgorithmSpec,
     DataSpec,
@@ -29,13 +29,11 @@ from feda2l.toml_files import Source, explain, read_toml, with_sets
 class Spec(Section):
     """A whole run. Every key has a default, so a file holds only what differs."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run's folder")
-    seed: int = Field(default=1, ge=0, description="of the start and the batches")
-    rounds: Count = Field(default=100, description="communication rounds")
-    faults: str | None = Field(
-        default=None,
-        description="a fault plan: who crashes, hangs or is not heard, and when",
-        examples=["faults.toml"],
+    name: str = option("run", "names the run's folder", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = option(1, "of the start and the batches", ge=0)
+    rounds: Count = option(100, "communication rounds")
+    faults: str | None = option(
+        None, "a fault plan: who crashes, hangs or is not heard, and when", example="faults.toml"
     )
     data: DataSpec = Field(default_factory=DataSpec)
     model: ModelSpec = Field(default_factory=ModelSpec)

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
-from feda2l.spec.schema_base import Count, Section, Share
+from feda2l.spec.schema_base import Count, Section, Share, option
 from feda2l.spec.spec import Spec
 from feda2l.studies.cells import Cell, expand, target_of
 from feda2l.studies.protocols import READINGS, Reading
@@ -25,19 +25,19 @@ Seed = Annotated[int, Field(ge=0, strict=True)]
 class ReportSection(Section):
     """What the reporter makes of the runs. `rows` and `columns` are keys of a spec; without them it chooses."""
 
-    rows: str | None = Field(default=None, description="what a row stands for")
-    columns: tuple[str, ...] = Field(default=(), description="what the columns stand for")
+    rows: str | None = option(None, "what a row stands for")
+    columns: tuple[str, ...] = option((), "what the columns stand for")
 
 
 class TuneSection(Section):
     """A first stage: every cell with each value, scored on what the nodes do not train on; the best is taken."""
 
-    key: str = Field(default="rates.base", description="what is tuned")
-    values: tuple[Any, ...] = Field(default=(0.03, 0.01, 0.003, 0.001), min_length=1, description="same for all cells")
-    rounds: Count | None = Field(default=None, description="of every trial; default a fifth of the run's")
-    seed: Seed = Field(default=1000, description="of the trials; none of the study's own")
-    by: Literal["accuracy", "train_loss"] | None = Field(
-        default=None, description="default accuracy; of series, which leave nothing untrained, train_loss"
+    key: str = option("rates.base", "what is tuned")
+    values: tuple[Any, ...] = option((0.03, 0.01, 0.003, 0.001), "same for all cells", min_length=1)
+    rounds: Count | None = option(None, "of every trial; default a fifth of the run's")
+    seed: Seed = option(1000, "of the trials; none of the study's own")
+    by: Literal["accuracy", "train_loss"] | None = option(
+        None, "default accuracy; of series, which leave nothing untrained, train_loss"
     )
 
 
@@ -45,19 +45,19 @@ class TargetSection(Section):
     """The target from a run of its own: a share of the best smoothed value, fixed before the other cells run."""
 
     cell: str = Field(description="the cell that it is taken from; with variants, each variant's own")
-    share: Share = Field(default=0.95, description="of the best accuracy; an MSE is divided by it")
-    seed: Seed = Field(default=1001, description="of that run; none of the study's own")
+    share: Share = option(0.95, "of the best accuracy; an MSE is divided by it")
+    seed: Seed = option(1001, "of that run; none of the study's own")
 
 
 class Study(Section):
     """A whole study, as its file says it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the study's folder")
-    title: str = Field(default="", description="one line for people")
-    seeds: tuple[Seed, ...] = Field(default=(1,), description="a list, or a number n for seeds 1 to n")
-    reading: Reading | None = Field(default=None, description="a whole protocol: paper, reference or fair")
-    timing: bool = Field(default=False, description="one run at a time, so that its seconds are its own")
-    keep_checkpoints: bool = Field(default=True, description="of finished runs; without, their records stay")
+    title: str = option("", "one line for people")
+    seeds: tuple[Seed, ...] = option((1,), "a list, or a number n for seeds 1 to n")
+    reading: Reading | None = option(None, "a whole protocol: paper, reference or fair")
+    timing: bool = option(False, "one run at a time, so that its seconds are its own")
+    keep_checkpoints: bool = option(True, "of finished runs; without, their records stay")
     base: Table = Field(default_factory=dict, description="a spec that all runs share")
     axes: dict[str, list[Any]] = Field(default_factory=dict, description="key of a spec -> values; all combinations")
     variants: dict[str, Table] = Field(default_factory=dict, description="partial specs, combined with the axes")

@@ -10,7 +10,7 @@ Columns are split by spaces, tabs or commas; `#` starts a comment; ids count fro
 from collections.abc import Iterator
 from pathlib import Path
 
-from feda2l.errors import FedA2LError
+from feda2l.topology.errors import topology_error
 
 
 def read_arcs(file: str, nodes: int) -> Iterator[tuple[int, int]]:
@@ -24,9 +24,8 @@ def read_arcs(file: str, nodes: int) -> Iterator[tuple[int, int]]:
     for i, (where, fields) in enumerate(lines):
         yield from ((i, j) for j in _matrix_row(where, fields, i, nodes))
     if len(lines) != nodes:
-        raise FedA2LError(
-            f"topology.file = {file}: the matrix has {len(lines)} rows, data.nodes = {nodes} needs {nodes}",
-            see="topology",
+        raise topology_error(
+            f"topology.file = {file}: the matrix has {len(lines)} rows, data.nodes = {nodes} needs {nodes}"
         )
 
 
@@ -35,7 +34,7 @@ def _lines(file: str) -> Iterator[tuple[str, list[str]]]:
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
-        raise FedA2LError(f"topology.file = {file} cannot be read: {error}", see="topology") from error
+        raise topology_error(f"topology.file = {file} cannot be read: {error}") from error
     for number, line in enumerate(text.splitlines(), start=1):
         if fields := line.split("#")[0].replace(",", " ").split():
             yield f"topology.file = {file}, line {number}", fields
@@ -43,29 +42,24 @@ def _lines(file: str) -> Iterator[tuple[str, list[str]]]:
 
 def _edge(where: str, fields: list[str], nodes: int) -> tuple[int, int]:
     if len(fields) != 2 or not all(field.isdecimal() for field in fields):
-        raise FedA2LError(
-            f'{where}: "{" ".join(fields)}" is not an edge; write two node ids, as in "0 1"', see="topology"
-        )
+        raise topology_error(f'{where}: "{" ".join(fields)}" is not an edge; write two node ids, as in "0 1"')
     i, j = map(int, fields)
     if max(i, j) >= nodes:
-        raise FedA2LError(
-            f"{where}: there is no node {max(i, j)}; with data.nodes = {nodes} ids are 0 to {nodes - 1}", see="topology"
+        raise topology_error(
+            f"{where}: there is no node {max(i, j)}; with data.nodes = {nodes} ids are 0 to {nodes - 1}"
         )
     if i == j:
-        raise FedA2LError(
-            f"{where}: node {i} is linked to itself; leave the line out, a node always hears itself", see="topology"
-        )
+        raise topology_error(f"{where}: node {i} is linked to itself; leave the line out, a node always hears itself")
     return i, j
 
 
 def _matrix_row(where: str, fields: list[str], row: int, nodes: int) -> Iterator[int]:
     if len(fields) != nodes:
-        raise FedA2LError(
-            f"{where}: {len(fields)} columns; an edge list has 2, a matrix for data.nodes = {nodes} has {nodes}",
-            see="topology",
+        raise topology_error(
+            f"{where}: {len(fields)} columns; an edge list has 2, a matrix for data.nodes = {nodes} has {nodes}"
         )
     if row >= nodes:
-        raise FedA2LError(f"{where}: one row too many; a matrix for data.nodes = {nodes} has {nodes}", see="topology")
+        raise topology_error(f"{where}: one row too many; a matrix for data.nodes = {nodes} has {nodes}")
     if wrong := [field for field in fields if field not in ("0", "1")]:
-        raise FedA2LError(f'{where}: "{wrong[0]}" in a matrix of 0 and 1', see="topology")
+        raise topology_error(f'{where}: "{wrong[0]}" in a matrix of 0 and 1')
     return (j for j, field in enumerate(fields) if field == "1" and j != row)

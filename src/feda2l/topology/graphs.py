@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feda2l.errors import FedA2LError
 from feda2l.names import look_up
 from feda2l.randomness import derive_seed
 from feda2l.topology.edges import Period, connected, heard, reverse, undirected
+from feda2l.topology.errors import topology_error
 from feda2l.topology.file import read_arcs
 
 
@@ -70,15 +70,14 @@ def build(name: str, nodes: int, *, k: int = 7, p: float = 0.3, seed: int = 1, f
     """
     draw, _ = look_up(name, TOPOLOGIES, "topology.name")
     if nodes < 1:
-        raise FedA2LError(f"data.nodes = {nodes}: a network needs at least 1 node", see="topology")
+        raise topology_error(f"data.nodes = {nodes}: a network needs at least 1 node")
     if nodes == 1 and name != "file":
         return Topology(name, 1, (((),),), directed=False)
     period = draw(Options(nodes, k, p, seed, file))
     if name != "isolated" and not connected(period):
-        raise FedA2LError(
+        raise topology_error(
             f'topology.name = "{name}" gives a graph in which some nodes never hear from some others; '
-            f'add edges, or use topology.name = "isolated" for nodes that train alone',
-            see="topology",
+            f'add edges, or use topology.name = "isolated" for nodes that train alone'
         )
     return Topology(name, nodes, period, directed=any(reverse(phase) != phase for phase in period))
 
@@ -106,10 +105,9 @@ def _tree(o: Options) -> Period:
 def _hypercube(o: Options) -> Period:
     size = o.nodes.bit_length() - 1
     if o.nodes != 1 << size:
-        raise FedA2LError(
+        raise topology_error(
             f'data.nodes = {o.nodes} is not a power of two, as topology.name = "hypercube" needs; '
-            f"use {1 << size} or {2 << size} nodes",
-            see="topology",
+            f"use {1 << size} or {2 << size} nodes"
         )
     return undirected(o.nodes, ((i, i ^ 1 << j) for i in range(o.nodes) for j in range(size)))
 
@@ -132,10 +130,9 @@ def _columns(nodes: int, name: str) -> int:
     """The columns of rows x columns, as square as possible. A prime has only 1 x n, a path: not what was asked for."""
     rows = next(r for r in range(math.isqrt(nodes), 0, -1) if nodes % r == 0)
     if rows == 1 and nodes > 3:
-        raise FedA2LError(
+        raise topology_error(
             f'data.nodes = {nodes} is prime, so topology.name = "{name}" could only be a 1 x {nodes} line; '
-            f'use {nodes - 1} or {nodes + 1} nodes, or topology.name = "ring"',
-            see="topology",
+            f'use {nodes - 1} or {nodes + 1} nodes, or topology.name = "ring"'
         )
     return nodes // rows
 
@@ -169,13 +166,12 @@ def _k_regular(o: Options) -> Period:
 
     _check_degree(o, "k_regular")
     if o.nodes * o.k % 2:
-        raise FedA2LError(
+        raise topology_error(
             f"topology.k = {o.k} with data.nodes = {o.nodes}: nodes x k counts every edge twice and must be even; "
-            f"use k = {o.k - 1 or 2}{f' or {o.k + 1}' if 1 < o.k < o.nodes - 1 else ''}, or one node more",
-            see="topology",
+            f"use k = {o.k - 1 or 2}{f' or {o.k + 1}' if 1 < o.k < o.nodes - 1 else ''}, or one node more"
         )
     if o.k == 1 and o.nodes > 2:
-        raise FedA2LError(f"topology.k = 1 only links {o.nodes} nodes in pairs; use k = 2 or more", see="topology")
+        raise topology_error(f"topology.k = 1 only links {o.nodes} nodes in pairs; use k = 2 or more")
 
     def draw(seed: int) -> Period:
         if o.k == 2:  # a connected one is a random cycle; by drawing, it comes about once in sqrt(nodes) times
@@ -197,10 +193,9 @@ def _erdos_renyi(o: Options) -> Period:
     # P(connected) -> exp(-exp(-c)) at p = (ln n + c) / n (Erdos and Renyi, 1959): 95 % at c = 3
     likely = min(1.0, math.ceil(1000 * (math.log(o.nodes) + 3) / o.nodes) / 1000)
     if not 0 < o.p <= 1:
-        raise FedA2LError(
+        raise topology_error(
             f"topology.p = {o.p} is not a chance above 0 and up to 1; "
-            f"{o.nodes} nodes are likely connected from p = {likely:g}",
-            see="topology",
+            f"{o.nodes} nodes are likely connected from p = {likely:g}"
         )
     return _redraw(
         o,
@@ -223,10 +218,9 @@ def _random_out(o: Options) -> Period:
 
 def _check_degree(o: Options, name: str) -> None:
     if not 1 <= o.k < o.nodes:
-        raise FedA2LError(
+        raise topology_error(
             f'topology.k = {o.k}: each of the {o.nodes} nodes (data.nodes) of topology.name = "{name}" '
-            f"has only {o.nodes - 1} others; use k from 1 to {o.nodes - 1}",
-            see="topology",
+            f"has only {o.nodes - 1} others; use k from 1 to {o.nodes - 1}"
         )
 
 
@@ -237,14 +231,13 @@ def _redraw(o: Options, draw: Callable[[int], Period], hint: str) -> Period:
         period = draw(derive_seed(o.seed, round=attempt, purpose="topology"))
         if connected(period):
             return period
-    raise FedA2LError(f"no connected graph in {draws} draws with {hint}", see="topology")
+    raise topology_error(f"no connected graph in {draws} draws with {hint}")
 
 
 def _file(o: Options) -> Period:
     if o.file is None:
-        raise FedA2LError(
-            'topology.file is missing: topology.name = "file" needs the path of an edge list or a matrix',
-            see="topology",
+        raise topology_error(
+            'topology.file is missing: topology.name = "file" needs the path of an edge list or a matrix'
         )
     return (heard(o.nodes, read_arcs(o.file, o.nodes)),)
 

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feda2l.errors import FedA2LError
 from feda2l.names import look_up
 from feda2l.topology.edges import Phase
+from feda2l.topology.errors import topology_error
 from feda2l.topology.graphs import Topology
 from feda2l.topology.plan import Plan, SparseRows
 from feda2l.topology.spectrum import perron, spectral_gap
@@ -209,19 +209,17 @@ def build_mixing(topology: Topology, weights: str, samples: Sequence[int], *, pu
     """
     look_up(weights, dict.fromkeys(WEIGHTS), "topology.weights")
     if weights == "metropolis" and topology.directed:
-        raise FedA2LError(
+        raise topology_error(
             f'topology.weights = "metropolis" needs an undirected graph and topology.name = "{topology.name}" '
-            'is directed; use "uniform" or "samples"',
-            see="topology",
+            'is directed; use "uniform" or "samples"'
         )
     if len(samples) != topology.nodes:
-        raise FedA2LError(f"samples has {len(samples)} entries for data.nodes = {topology.nodes}", see="topology")
+        raise topology_error(f"samples has {len(samples)} entries for data.nodes = {topology.nodes}")
     if weights == "samples" and min(samples) < 1:
         empty = next(i for i, n in enumerate(samples) if n < 1)
-        raise FedA2LError(
+        raise topology_error(
             f'topology.weights = "samples": node {empty} has {samples[empty]} training samples, and needs at least 1; '
-            f'use fewer data.nodes, another data.partition or topology.weights = "uniform"',
-            see="topology",
+            f'use fewer data.nodes, another data.partition or topology.weights = "uniform"'
         )
     counts = np.asarray(samples, dtype=np.int64)
     period = tuple(_weigh(phase, weights, counts, push=push) for phase in topology.period)

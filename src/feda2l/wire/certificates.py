@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 AUTHORITY = "ca"
 AUTHORITY_DAYS, NODE_DAYS, MOST_DAYS = 3650, 365, 36500
 SKEW = timedelta(hours=1)  # clocks differ: a new certificate is valid since an hour ago
+certificate_error = partial(FedA2LError, see="certificates")
 BOTH_SIDES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 warnings.filterwarnings("ignore", category=CryptographyDeprecationWarning)  # strangers write no lines into our log
@@ -54,18 +56,15 @@ class Identity:
         read = _certificates(certificate)[0]
         private = _private_key(key)
         if read.public_key() != private.public_key():
-            raise FedA2LError(
-                f"{key}: is not the key of {certificate}; each certificate belongs to one key", see="certificates"
-            )
+            raise certificate_error(f"{key}: is not the key of {certificate}; each certificate belongs to one key")
         _demand_valid(read, certificate, "renew it with `feda2l certs issue NAME --renew`")
         if authority is not None:
             try:
                 authority.check(read.public_bytes(Encoding.DER))
             except Refused as error:
-                raise FedA2LError(
+                raise certificate_error(
                     f"{certificate}: {authority.path} does not vouch for it ({error}); "
-                    "all nodes of a run need certificates of one CA",
-                    see="certificates",
+                    "all nodes of a run need certificates of one CA"
                 ) from error
         return cls(read, private)
 
@@ -84,8 +83,8 @@ class Authority:
         certificates = _certificates(path)
         for certificate in certificates:
             if not _is_authority(certificate):
-                raise FedA2LError(
-                    f"{path}: is not the certificate of a CA; `feda2l certs init` makes one, ca.pem", see="certificates"
+                raise certificate_error(
+                    f"{path}: is not the certificate of a CA; `feda2l certs init` makes one, ca.pem"
                 )
         valid = [certificate for certificate in certificates if not _when(certificate)]
         if not valid:
@@ -162,7 +161,7 @@ def issue(
     authority_path, authority_secret = _paths(folder, AUTHORITY)
     authority, authority_key = _certificates(authority_path)[0], _private_key(authority_secret)
     if authority.public_key() != authority_key.public_key():
-        raise FedA2LError(f"{authority_secret}: is not the key of {authority_path}", see="certificates")
+        raise certificate_error(f"{authority_secret}: is not the key of {authority_path}")
     _demand_valid(authority, authority_path, "make a new CA and issue every node's certificate anew")
     certificate, secret = _paths(out or folder, name)
     key: Ed25519PrivateKey | None = None
@@ -170,9 +169,7 @@ def issue(
     if renew:
         old = _certificates(certificate)[0]
         if _common_name(old) != name:
-            raise FedA2LError(
-                f"{certificate}: is the certificate of {_common_name(old)}, not of {name}", see="certificates"
-            )
+            raise certificate_error(f"{certificate}: is the certificate of {_common_name(old)}, not of {name}")
         public = old.public_key()
         wanted = wanted or _hosts(old)
     else:
@@ -180,7 +177,7 @@ def issue(
         key = Ed25519PrivateKey.generate()
         public = key.public_key()
     if not isinstance(public, Ed25519PublicKey):
-        raise FedA2LError(f"{certificate}: its key is not Ed25519; delete it and issue a new one", see="certificates")
+        raise certificate_error(f"{certificate}: its key is not Ed25519; delete it and issue a new one")
     start, end = _period(since, days)
     end = min(end, authority.not_valid_after_utc)  # nobody outlives who vouches for them
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # signs, as TLS 1.3 wants
@@ -311,14 +308,11 @@ def _demand_valid(certificate: x509.Certificate, path: Path, remedy: str) -> Non
     match _when(certificate):
         case "expired":
             since = certificate.not_valid_after_utc
-            raise FedA2LError(
-                f"{path}: the certificate expired on {since:%Y-%m-%d %H:%M} UTC; {remedy}", see="certificates"
-            )
+            raise certificate_error(f"{path}: the certificate expired on {since:%Y-%m-%d %H:%M} UTC; {remedy}")
         case "not yet valid":
             start = certificate.not_valid_before_utc
-            raise FedA2LError(
-                f"{path}: the certificate is valid only from {start:%Y-%m-%d %H:%M} UTC on; is the clock right?",
-                see="certificates",
+            raise certificate_error(
+                f"{path}: the certificate is valid only from {start:%Y-%m-%d %H:%M} UTC on; is the clock right?"
             )
 
 
@@ -329,9 +323,8 @@ def _paths(folder: Path, name: str) -> tuple[Path, Path]:
 def _demand_absent(*paths: Path) -> None:
     for path in paths:
         if os.path.lexists(path):
-            raise FedA2LError(
-                f"{path}: is there already and is not overwritten; `certs issue --renew` renews a node's",
-                see="certificates",
+            raise certificate_error(
+                f"{path}: is there already and is not overwritten; `certs issue --renew` renews a node's"
             )
 
 
@@ -339,33 +332,29 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise FedA2LError(
-            f"{path}: there is no such file; `feda2l certs init` and `certs issue` make them", see="certificates"
+        raise certificate_error(
+            f"{path}: there is no such file; `feda2l certs init` and `certs issue` make them"
         ) from error
     except OSError as error:
-        raise FedA2LError(
-            f"{path}: cannot be read: {error.strerror}; who runs the node must own it", see="certificates"
-        ) from error
+        raise certificate_error(f"{path}: cannot be read: {error.strerror}; who runs the node must own it") from error
 
 
 def _certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read(path))
     except ValueError as error:
-        raise FedA2LError(f"{path}: is not a certificate in PEM", see="certificates") from error
+        raise certificate_error(f"{path}: is not a certificate in PEM") from error
 
 
 def _private_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(_read(path), None)
     except TypeError as error:
-        raise FedA2LError(
-            f"{path}: the key is encrypted; a node needs it without a password", see="certificates"
-        ) from error
+        raise certificate_error(f"{path}: the key is encrypted; a node needs it without a password") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise FedA2LError(f"{path}: is not a private key in PEM", see="certificates") from error
+        raise certificate_error(f"{path}: is not a private key in PEM") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise FedA2LError(f"{path}: is not an Ed25519 key; `feda2l certs issue` makes one", see="certificates")
+        raise certificate_error(f"{path}: is not an Ed25519 key; `feda2l certs issue` makes one")
     return key
 
 
