@@ -19,7 +19,9 @@ __all__ = [
     "fusion_score",
     "learning_rates",
     "multiplier",
+    "next_rates",
     "weight_divergence",
+    "window_multiplier",
     "zscore",
 ]
 
@@ -117,6 +119,22 @@ def decay_factor(round: int, decay: float) -> float:
     return float((1 + decay * round) ** -0.5)
 
 
+def window_multiplier(
+    divergence: Tensor, stability: Tensor, *, balance: float, eps: float, consensus_sign: int = 1
+) -> Tensor:
+    """The multiplier m from the windows of sigma and zeta, [rounds, ...], newest last (Eqs. 5 to 7, and m of Eq. 8)."""
+    return multiplier(fusion_score(zscore(divergence, eps), zscore(stability, eps) * consensus_sign, balance))
+
+
+def next_rates(multiplier: Tensor, *, round: int, base_lr: float | Tensor, decay: float) -> Tensor:
+    """The rates of round r + 1 from the multipliers (Eq. 8): eta = eta0 m gamma^r.
+
+    >>> next_rates(torch.tensor([0.5, 1.0]), round=10, base_lr=0.1, decay=0.3)
+    tensor([0.0250, 0.0500])
+    """
+    return base_lr * multiplier * decay_factor(round, decay)
+
+
 def learning_rates(
     divergence: Tensor,
     stability: Tensor,
@@ -136,8 +154,9 @@ def learning_rates(
     >>> learning_rates(sigma, zeta, round=11, base_lr=.01, balance=.6, decay=.3, eps=1e-6)
     tensor(0.0092, dtype=torch.float64)
     """
-    fused = fusion_score(zscore(divergence, eps), zscore(stability, eps), balance)
-    return base_lr * multiplier(fused) * decay_factor(round, decay)
+    return next_rates(
+        window_multiplier(divergence, stability, balance=balance, eps=eps), round=round, base_lr=base_lr, decay=decay
+    )
 
 
 def _at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:

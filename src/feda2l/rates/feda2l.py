@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feda2l.equations import Signals, decay_factor, fusion_score, multiplier, zscore
+from feda2l.equations import Signals, next_rates, window_multiplier
 from feda2l.errors import FedA2LError
 from feda2l.rates.base import Measure, Rates, Role, Rule, Setting
 
@@ -156,9 +156,10 @@ class FedA2LRates(Rates):
 
     def multiplied(self, round: int, history: Signals) -> Tensor:
         """The factor m of the base rate, [nodes, layers]."""
-        intensity = zscore(history.divergence, self.rule.eps_std)
-        consensus = zscore(history.stability, self.rule.eps_std) * self.rule.consensus_sign
-        return multiplier(fusion_score(intensity, consensus, self.rule.balance))
+        rule = self.rule
+        return window_multiplier(
+            *history[:2], balance=rule.balance, eps=rule.eps_std, consensus_sign=rule.consensus_sign
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         return super().state_dict() | {
@@ -184,6 +185,6 @@ class FedA2LRates(Rates):
         assert self.rule.lr_clip is not None
         index = round if self.rule.decay_index == "round" else self.adaptations
         self.multiplier = self.multiplied(round, history)
-        rates = self.base * self.multiplier * decay_factor(index, self.decay)
+        rates = next_rates(self.multiplier, round=index, base_lr=self.base, decay=self.decay)
         self.rates = rates.clamp(*self.rule.lr_clip)
         self.adaptations += 1
