@@ -112,7 +112,7 @@ def test_disagreement_is_the_mean_squared_distance_to_the_mean_model():
     layout = Layout.of(Odd())
     rows = states(layout)[1]
     columns = LayerReductions(layout, ODD_LAYERS, Measure())
-    found = columns.disagreement(rows, rows.mean(dim=0))
+    found = columns.distances(rows, rows.mean(dim=0)).mean(dim=0)
     for layer, values in enumerate(measured(layout, ODD_LAYERS, Measure(), rows)):
         expected = sum(float((row - values.mean(dim=0)).square().sum()) for row in values) / ROWS
         assert float(found[layer]) == pytest.approx(expected, rel=1e-12)

@@ -20,14 +20,13 @@ class ScoreOverRanks:
         # where all nodes hold one model, it is theirs and the mean
         alike = {run.number for run in runs if run.compared.agreed and run.plan.on == "global" and not _tests(run)}
         own = self.here.scores([run for run in runs if run.number not in alike], mean_model=False)
-        return {run.number: self._of_run(run, own.get(run.number)) for run in runs}
+        return {run.number: self._of_run(run, own.get(run.number, {})) for run in runs}
 
-    def _of_run(self, run: LiveRun, own: Scores | None) -> Scores:
-        # the mean model of nodes with test samples of their own has a score for each
-        parts = [] if own is None else [part for part in own if part != "mean" or _tests(run)]
-        columns = [own[part] for part in parts] if own else []
-        gathered = run.collectives.at_leader([[column[node] for column in columns] for node in range(run.plan.nodes)])
-        mean = None if run.plan.on == "local" or _tests(run) else self._mean_model(run)
+    def _of_run(self, run: LiveRun, own: Scores) -> Scores:
+        shared = run.plan.on != "local" and not _tests(run)  # one test set, and so one score of the mean model
+        parts = [part for part in own if part != "mean" or not shared]
+        gathered = run.collectives.at_leader([[own[part][node] for part in parts] for node in range(run.plan.nodes)])
+        mean = self._mean_model(run) if shared else None
         if gathered is None:
             return {}
         scores: Scores = {part: [row[place] for row in gathered] for place, part in enumerate(parts)}

@@ -1,4 +1,4 @@
-"""Signals -> the next round's rates (Algorithm 1, lines 10 and 11), and what the record says of the layers."""
+"""Signals -> the next round's rates (Algorithm 1, lines 11 to 16), and what the record says of the layers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

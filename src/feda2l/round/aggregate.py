@@ -1,4 +1,4 @@
-"""Neighbours' trained states -> aggregated (Algorithm 1, line 6)."""
+"""Neighbours' trained states -> aggregated (Algorithm 1, lines 5 to 7)."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,10 +17,17 @@ def aggregate(run: LiveRun, nodes: Sequence[int]) -> bool:
     A round mixes `gossip` times; weights that an algorithm chooses are those of its first exchange. False where the
     exchange took over the network's state instead.
     """
-    plan, exchange, algorithm = run.plan, run.exchange, run.plan.algorithm
-    absent = sorted(set(range(plan.nodes)) - set(nodes))
+    absent = sorted(set(range(run.plan.nodes)) - set(nodes))
     before = [(values, values[absent]) for values in run.state.mixed()] if absent else []
-    view = run.view(nodes)
+    aggregated = _mix(run, nodes)
+    for values, kept in before:
+        values[absent] = kept
+    return aggregated
+
+
+def _mix(run: LiveRun, nodes: Sequence[int]) -> bool:
+    """The same for the rows of all nodes here; those of absent ones mean nothing."""
+    exchange, algorithm, view = run.exchange, run.plan.algorithm, run.view(nodes)
     published = algorithm.publish(view)
     rows: Rows = published | run.beside()
     # a plain average is written where it belongs: one state less in memory
@@ -37,12 +44,8 @@ def aggregate(run: LiveRun, nodes: Sequence[int]) -> bool:
         view.base.copy_(accepted)
     for name, values in run.beside().items():
         values.copy_(rows[name])
-    if plan.momentum_state == "reset":
-        for memory in run.state.memory.values():
-            memory.zero_()
-        run.state.steps.zero_()  # Adam corrects its averages by their age
-    for values, kept in before:
-        values[absent] = kept
+    if run.plan.momentum_state == "reset":
+        run.state.reset_optimizer()
     return True
 
 

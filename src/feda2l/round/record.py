@@ -34,8 +34,7 @@ def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], ada
     layers, loss, distance = zip(*everyone, strict=True)
     disagreement = torch.stack([row for row in distance if row is not None]).mean(dim=0)
     least, largest, change = zip(*(own.range for own in layers if own.range), strict=True)
-    sent, clock, mail = exchange.bytes_sent(run), exchange.clock, exchange.mail(round)
-    columns: NodeColumns = {"train_loss": list(loss), "bytes_sent": sent}
+    sent, clock = exchange.bytes_sent(run), exchange.clock
     record: RoundRecord = {
         "round": round,
         "train_loss": mean(known(loss)),
@@ -45,7 +44,7 @@ def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], ada
         "multiplier_min": min(least),
         "multiplier_max": max(largest),
         "multiplier_change": max(change),
-        "nodes": columns,
+        "nodes": _node_columns(run, list(loss), sent),
         "layers": {
             "name": [layer.name for layer in plan.layers],
             "disagreement": disagreement.tolist(),
@@ -57,11 +56,17 @@ def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], ada
     }
     if clock is None:
         del record["simulated_seconds"]
-    else:
+    return record
+
+
+def _node_columns(run: LiveRun, losses: list[float | None], sent: list[int]) -> NodeColumns:
+    columns: NodeColumns = {"train_loss": losses, "bytes_sent": sent}
+    clock, mail = run.exchange.clock, run.exchange.mail(run.state.round)
+    if clock is not None:
         columns["simulated_seconds"] = clock.now.tolist()
     if mail is not None:
         columns["heard"], columns["rejected"] = mail
-    return record
+    return columns
 
 
 def add_scores(record: RoundRecord | Evaluation, prefix: str, found: Sequence[Mapping[str, float] | None]) -> None:

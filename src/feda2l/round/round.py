@@ -52,7 +52,7 @@ def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
     training = lap()
     for run, nodes in turns:
         state, loss = run.state, losses[run.number]
-        # lines 8 and 9 measure sigma before aggregation, which writes A over B
+        # sigma and zeta are lines 8 to 10; sigma is measured before aggregation, which writes A over B
         sigma = run.reductions.divergence(state.base, state.trained)
         movement = run.reductions.movement(state.base, state.trained) if run.plan.rule.measure.movement else None
         run.diverged = first_non_finite(run, nodes, loss, sigma)
@@ -66,7 +66,7 @@ def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
         run.exchange.end(run, nodes)
         mixing = lap()
         zeta = run.reductions.stability(state.trained, state.base)
-        adapted = adapt(run, nodes, Signals(sigma, zeta, movement), jumped=jumped)  # lines 10 to 12
+        adapted = adapt(run, nodes, Signals(sigma, zeta, movement), jumped=jumped)  # lines 11 to 16
         adapting += lap()
         compare(run)
         record = make_record(run, nodes, loss, adapted)

@@ -151,6 +151,11 @@ class RunState:
         """
         return [self.base, *(values for name, values in self.buffers.items() if not is_batch_count(name))]
 
+    def reset_optimizer(self) -> None:
+        for memory in self.memory.values():
+            memory.zero_()
+        self.steps.zero_()  # Adam corrects its averages by their age
+
     def mixed(self) -> list[Tensor]:
         """Everything that aggregation may change."""
         matrices = [self.base, self.steps, *self.memory.values(), *self.buffers.values()]

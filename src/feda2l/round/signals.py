@@ -79,10 +79,6 @@ class LayerReductions:
             return self._from_blocks(stability_blocks(trained, aggregated, threshold))[0]
         return self._reduce(lambda part: ~((part(aggregated) - part(trained)).abs_() < threshold), trained)
 
-    def disagreement(self, rows: Tensor, mean: Tensor) -> Tensor:
-        """D of every layer: the mean over nodes of the squared distance to the mean model, [layers], float64."""
-        return self.distances(rows, mean).mean(dim=0)
-
     def distances(self, rows: Tensor, mean: Tensor) -> Tensor:
         """The squared distance of every row and layer to the mean model: [rows, layers], float64 on the CPU."""
         return self._moved(mean, rows)

@@ -79,19 +79,26 @@ def _jobs(run: LiveRun, mean_model: bool) -> dict[str, list[ScoreJob | None]]:
 def put_scores(plan: RunPlan, record: RoundRecord | Evaluation, scores: Scores) -> None:
     """Put an evaluated round's figures into its record: of every node, their mean, of the mean model."""
     member = plan.member
-    sizes = [len(member.test) if member.tests is None else len(member.tests[node]) for node in range(plan.nodes)]
-    local = [len(own) for own in member.local]
+    shared = [len(member.test)] * plan.nodes
+    sizes = {
+        "global": shared if member.tests is None else list(map(len, member.tests)),
+        "local": list(map(len, member.local)),
+    }
+
+    def figures(part: str, of: str) -> list[Mapping[str, float] | None]:
+        # the mean model has one score where all nodes share the test set
+        return [_measured(score, size, member.classes) for score, size in zip(scores[part], sizes[of], strict=False)]
+
     main = "local" if plan.on == "local" else "global"
-    for part, prefix in ((main, ""), *([("local", "local_")] if plan.on == "both" else [])):
-        tested = sizes if part == "global" else local
-        found = [_measured(score, size, member.classes) for score, size in zip(scores[part], tested, strict=True)]
-        add_scores(record, prefix, found)
+    add_scores(record, "", figures(main, main))
+    if plan.on == "both":
+        add_scores(record, "local_", figures("local", "local"))
     if "mean" in scores:
-        asked = zip(scores["mean"], sizes, strict=False)  # one score where all nodes share the test set
-        measured = [values for values in (_measured(score, size, member.classes) for score, size in asked) if values]
-        names = measured[0] if measured else {}
-        means = {"mean_model_" + name.removeprefix("test_"): mean([v[name] for v in measured]) for name in names}
-        update_scores(record, means)
+        found = [values for values in figures("mean", "global") if values]
+        names = found[0] if found else {}
+        update_scores(
+            record, {f"mean_model_{name.removeprefix('test_')}": mean([v[name] for v in found]) for name in names}
+        )
 
 
 def _measured(score: Score | None, size: int, classes: int | None) -> Mapping[str, float] | None:

@@ -31,17 +31,13 @@ def search(engine: Engine, run: LiveRun) -> Found:
     """Find each node's base rate, start the run's rule with it, and report what was tried and what it cost."""
     plan, rate_search, seed = run.plan, run.plan.algorithm.rate_search, run.plan.member.training.seed
     assert rate_search is not None
-    clock = run.exchange.clock
-    near = {id: [other for other in plan.mixing.row(id)[0] if other != id] for id in plan.ids}
-    own = run.collectives.of_all(try_out(engine, run, [rate_search.draw(seed, id) for id in plan.ids]))
-    _spend(run, rate_search, own)
-    if clock is not None:
-        clock.exchange(1, PAIR * rate_search.trials)
-    heard = {id: [trial for other in near[id] for trial in own[other]] for id in plan.ids}
-    tried_here = try_out(engine, run, [rate_search.shortlist(own[id], heard[id], seed, id) for id in plan.ids])
-    decided = [rate_search.decide(own[id], heard[id], again) for id, again in zip(plan.ids, tried_here, strict=True)]
-    rates, tried = run.collectives.of_all(decided), run.collectives.of_all(tried_here)
-    _spend(run, rate_search, tried)
+    own = _tried_by_all(engine, run, rate_search, [rate_search.draw(seed, id) for id in plan.ids])
+    if run.exchange.clock is not None:
+        run.exchange.clock.exchange(1, PAIR * rate_search.trials)
+    heard = {id: [trial for j in plan.mixing.row(id)[0] if j != id for trial in own[j]] for id in plan.ids}
+    shortlists = [rate_search.shortlist(own[id], heard[id], seed, id) for id in plan.ids]
+    tried = _tried_by_all(engine, run, rate_search, shortlists)
+    rates = run.collectives.of_all([rate_search.decide(own[id], heard[id], tried[id]) for id in plan.ids])
     rates, exchanges = _agree(run, rates) if rate_search.consensus else (rates, 0)
     every = [[*first, *second] for first, second in zip(own, tried, strict=True)]
     epochs = [len(trials) * rate_search.eval_epochs for trials in every]
@@ -55,6 +51,17 @@ def search(engine: Engine, run: LiveRun) -> Found:
         "bytes_sent": int(plan.mixing.messages().sum()) * (PAIR * rate_search.trials + RATE * exchanges),
         "trials": [[{"rate": trial.rate, "loss": _finite(trial.loss)} for trial in trials] for trials in every],
     }
+
+
+def _tried_by_all(
+    engine: Engine, run: LiveRun, rate_search: RateSearch, rates: Sequence[Sequence[float]]
+) -> list[list[Trial]]:
+    """The trials of every node of the network, which take their simulated time; `rates` are those of the nodes here."""
+    trials = run.collectives.of_all(try_out(engine, run, rates))
+    if run.exchange.clock is not None:
+        rounds = rate_search.eval_epochs / run.plan.member.training.epochs
+        run.exchange.clock.spend(np.array([len(own) * rounds for own in trials]))
+    return trials
 
 
 def try_out(engine: Engine, run: LiveRun, rates: Sequence[Sequence[float]]) -> list[list[Trial]]:
@@ -84,13 +91,6 @@ def _trial_job(run: LiveRun, node: int, rate: float) -> TrainJob:
     assert rate_search is not None
     hyper = Hyperparameters([rate] * len(run.slots), run.momentum(range(run.plan.nodes)))
     return TrainJob(run.start + node, run.number, node, 0, hyper, rate_search.eval_epochs)
-
-
-def _spend(run: LiveRun, rate_search: RateSearch, trials: Sequence[Sequence[Trial]]) -> None:
-    """Let the trials of every node take their simulated time."""
-    if run.exchange.clock is not None:
-        rounds = rate_search.eval_epochs / run.plan.member.training.epochs
-        run.exchange.clock.spend(np.array([len(own) * rounds for own in trials]))
 
 
 def _agree(run: LiveRun, rates: list[float]) -> tuple[list[float], int]:
