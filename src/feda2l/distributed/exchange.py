@@ -54,6 +54,7 @@ class NodesOfRank:
 
     def mix(self, into: Rows) -> Rows:
         mixed = mix_rows(self.halo, self.round, self.rows, into)
+        self.rows = {}
         self.halo.forget()
         return mixed
 

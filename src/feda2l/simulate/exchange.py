@@ -1,6 +1,7 @@
 """Exchange within one process: all nodes act (`AllNodes`), or some are absent (`SomeNodes`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -15,7 +16,7 @@ from feda2l.round.run import LiveRun, RunPlan, RunState
 from feda2l.topology import Mixing
 
 
-class Network:
+class Published:
     """What was published in this round, and who mixes it with which weights."""
 
     def __init__(self, samples: Tensor) -> None:
@@ -33,11 +34,12 @@ class Network:
     def received(self, nodes: Sequence[int]) -> Iterator[Received]:
         for node in nodes:
             ids, _ = self.mixing.row(node, self.round)
-            yield Received(node, ids, self.mixing.given(node, self.round), self.samples[list(ids)], self._states(ids))
+            weights = self.mixing.given(node, self.round)
+            yield Received(node, ids, weights, self.samples[list(ids)], partial(self._states, ids))
 
-    def _states(self, ids: tuple[int, ...]):  # type: ignore[no-untyped-def]
-        # everything where everything is asked for: copies of all models are most of a small network's mixing
-        return lambda name: self.rows[name] if len(ids) == len(self.samples) else self.rows[name][list(ids)]
+    def _states(self, ids: tuple[int, ...], name: str) -> Tensor:
+        # not a copy where all are asked for: copies of all models are most of a small network's mixing
+        return self.rows[name] if len(ids) == len(self.samples) else self.rows[name][list(ids)]
 
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
         nodes = range(self.mixing.topology.nodes)
@@ -45,7 +47,8 @@ class Network:
         self.mixing = self.mixing.reweighed(given, self.round)
 
     def mix(self, into: Rows) -> Rows:
-        return mix_rows(self.mixing, self.round, self.rows, into)
+        rows, self.rows = self.rows, {}  # not kept longer than they are needed
+        return mix_rows(self.mixing, self.round, rows, into)
 
 
 @final
@@ -54,8 +57,8 @@ class AllNodes:
 
     def __init__(self, mixing: Mixing, samples: Tensor, clock: Clock | None = None) -> None:
         self.mixing, self.clock = mixing, clock
-        self.network = Network(samples)
-        self.received, self.reweigh, self.mix = self.network.received, self.network.reweigh, self.network.mix
+        self.published = Published(samples)
+        self.received, self.reweigh, self.mix = self.published.received, self.published.reweigh, self.published.mix
 
     def start_rates(self, rule: Rule, setting: Setting) -> Rates:
         return rule.start(setting)
@@ -71,7 +74,7 @@ class AllNodes:
     def begin(self, run: LiveRun, nodes: Sequence[int]) -> None: ...
 
     def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
-        self.network.publish(run.state.round + 1, rows, step, self.mixing)
+        self.published.publish(run.state.round + 1, rows, step, self.mixing)
         return True
 
     def mixed(self, round: int, nodes: Sequence[int]) -> Sequence[int]:
@@ -105,8 +108,8 @@ class SomeNodes:
 
     def __init__(self, schedule: Schedule, samples: Tensor, clock: Clock | None = None, *, resting: bool) -> None:
         self.schedule, self.clock, self.resting = schedule, clock, resting
-        self.network = Network(samples)
-        self.received, self.reweigh, self.mix = self.network.received, self.network.reweigh, self.network.mix
+        self.published = Published(samples)
+        self.received, self.reweigh, self.mix = self.published.received, self.published.reweigh, self.published.mix
         self.messages: dict[str, Tensor] = {}  # what each node published last, by name
 
     def start_rates(self, rule: Rule, setting: Setting) -> Rates:
@@ -139,7 +142,7 @@ class SomeNodes:
 
     def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
         found = self.schedule.round(run.state.round + 1)
-        self.network.publish(run.state.round + 1, rows, step, found.mixing)
+        self.published.publish(run.state.round + 1, rows, step, found.mixing)
         if step == run.plan.algorithm.gossip - 1:  # only this one can still be asked for in the next round
             nodes = list(found.present)
             for name, values in self.messages.items():
