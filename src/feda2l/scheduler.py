@@ -100,25 +100,10 @@ class FedA2L:
         lr_clip: tuple[float, float] | None = None,
         measured: Literal["all", "weight"] | None = None,
     ) -> None:
+        keys = dict(locals())  # every argument but these two is a key of the rule: the signature is for editors
+        del keys["self"], keys["optimizer"]
         self.optimizer = optimizer
-        self._rule = FedA2LRule(
-            preset=preset,
-            warmup_rounds=warmup_rounds,
-            window=window,
-            decay=decay,
-            balance=balance,
-            threshold=threshold,
-            consensus_sign=consensus_sign,
-            eps_norm=eps_norm,
-            eps_std=eps_std,
-            transform=transform,
-            newest=newest,
-            decay_index=decay_index,
-            warmup_factor=warmup_factor,
-            bn_warmup_factor=bn_warmup_factor,
-            lr_clip=lr_clip,
-            measured=measured,
-        )
+        self._rule = FedA2LRule(**keys)
         self._measure = self._rule.measure
         groups = _layer_groups(optimizer)
         self._shapes = _shapes(groups)
