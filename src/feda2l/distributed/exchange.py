@@ -8,7 +8,7 @@ from torch import Tensor
 from feda2l.distributed.halo import Halo
 from feda2l.network import Clock
 from feda2l.rates.base import Rates, Rule, Setting
-from feda2l.round.exchange import Mail, Received, Rows, mix_rows, published
+from feda2l.round.exchange import MessageCounts, Received, Rows, mix_rows, published
 from feda2l.round.run import LiveRun, RunPlan, RunState
 from feda2l.simulate.exchange import bytes_sent
 
@@ -69,7 +69,7 @@ class NodesOfRank:
     def bytes_sent(self, run: LiveRun) -> list[int]:
         return bytes_sent(self.halo.whole, run)
 
-    def mail(self, round: int) -> Mail | None:
+    def message_counts(self, round: int) -> MessageCounts | None:
         return None
 
     def kept(self) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from feda2l.network import Clock
 from feda2l.peer.courier import Courier
 from feda2l.peer.neighbours import Neighbour
 from feda2l.rates.base import Rates, Rule, Setting
-from feda2l.round.exchange import Mail, Received, Rows
+from feda2l.round.exchange import MessageCounts, Received, Rows
 from feda2l.round.layout import Layout
 from feda2l.round.run import LiveRun, RunPlan, RunState
 from feda2l.topology.row import Voice, mean_weights, row_weights
@@ -119,7 +119,7 @@ class OverNetwork:
         message = run.message * WIRE[self.wire].itemsize // 4  # the rest is float32 in the simulator's count too
         return [self.courier.facts.heard_by * message * run.plan.algorithm.gossip]
 
-    def mail(self, round: int) -> Mail | None:
+    def message_counts(self, round: int) -> MessageCounts | None:
         return None
 
     def kept(self) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from feda2l.round.run import Comparison, LiveRun
+from feda2l.round.run import LiveRun, ModelComparison
 
 
 def compare(run: LiveRun) -> None:
@@ -14,7 +14,7 @@ def compare(run: LiveRun) -> None:
     counted = list(run.counted)
     alike = len({same[node] for node in counted}) == 1
     agreed = run.collectives.agree([values[counted[0]] for values in models] if alike else None)
-    run.compared = Comparison(same, agreed)
+    run.compared = ModelComparison(same, agreed)
     if agreed:
         return
     population.mean[run.number] = run.collectives.mean(_of(counted, state.base))

@@ -30,7 +30,7 @@ class Received(NamedTuple):
     states: Callable[[str], Tensor]  # what they published under a name, [k, ...]
 
 
-class Mail(NamedTuple):
+class MessageCounts(NamedTuple):
     """Messages of a round, by node; None for an absent one."""
 
     heard: list[int | None]  # of how many other nodes it took the message
@@ -83,7 +83,7 @@ class Exchange(Protocol):
     def bytes_sent(self, run: "LiveRun") -> list[int]:
         """Bytes that each node of the network sent in the round that was just completed."""
 
-    def mail(self, round: int) -> Mail | None:
+    def message_counts(self, round: int) -> MessageCounts | None:
         """The messages that each node took and refused in a round, where some may be absent."""
 
     def kept(self) -> dict[str, Tensor]:

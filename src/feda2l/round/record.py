@@ -61,11 +61,11 @@ def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], ada
 
 def _node_columns(run: LiveRun, losses: list[float | None], sent: list[int]) -> NodeColumns:
     columns: NodeColumns = {"train_loss": losses, "bytes_sent": sent}
-    clock, mail = run.exchange.clock, run.exchange.mail(run.state.round)
+    clock, counts = run.exchange.clock, run.exchange.message_counts(run.state.round)
     if clock is not None:
         columns["simulated_seconds"] = clock.now.tolist()
-    if mail is not None:
-        columns["heard"], columns["rejected"] = mail
+    if counts is not None:
+        columns["heard"], columns["rejected"] = counts
     return columns
 
 

@@ -170,7 +170,7 @@ class NonFinite(NamedTuple):
     layer: str
 
 
-class Comparison(NamedTuple):
+class ModelComparison(NamedTuple):
     """How the models compare at the end of a round."""
 
     same: list[int]  # for each node the first that holds the same model
@@ -200,7 +200,7 @@ class LiveRun:
         self.start = self.number = 0  # the first row, and the number in the pack
         self.diverged: NonFinite | None = None
         self.class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
-        self.compared = Comparison([], agreed=False)
+        self.compared = ModelComparison([], agreed=False)
 
     def join(self, population: Population, start: int, number: int) -> None:
         """Take rows `start`... of a population, at round 0."""

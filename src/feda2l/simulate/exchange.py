@@ -11,7 +11,7 @@ from feda2l.faults.schedule import Comeback, Schedule
 from feda2l.network import Clock
 from feda2l.rates.base import Rates, Rule, Setting
 from feda2l.rates.by_node import RatesByNode
-from feda2l.round.exchange import STATISTICS, Mail, Received, Rows, mix_rows
+from feda2l.round.exchange import STATISTICS, MessageCounts, Received, Rows, mix_rows
 from feda2l.round.run import LiveRun, RunPlan, RunState
 from feda2l.topology import Mixing
 
@@ -87,7 +87,7 @@ class AllNodes:
     def bytes_sent(self, run: LiveRun) -> list[int]:
         return bytes_sent(self.mixing, run)
 
-    def mail(self, round: int) -> Mail | None:
+    def message_counts(self, round: int) -> MessageCounts | None:
         return None
 
     def kept(self) -> dict[str, Tensor]:
@@ -162,14 +162,14 @@ class SomeNodes:
         size = run.message * run.plan.algorithm.gossip
         return [count * size for count in self.schedule.round(run.state.round).sent]
 
-    def mail(self, round: int) -> Mail | None:
+    def message_counts(self, round: int) -> MessageCounts | None:
         found = self.schedule.round(round)
         present = set(found.present)
 
         def of_present(values: tuple[int, ...]) -> list[int | None]:
             return [value if node in present else None for node, value in enumerate(values)]
 
-        return Mail(of_present(found.heard), of_present(found.rejected))
+        return MessageCounts(of_present(found.heard), of_present(found.rejected))
 
     def kept(self) -> dict[str, Tensor]:
         named = {} if self.clock is None else {"clock": self.clock.now}
