@@ -19,7 +19,9 @@ class Adapted(NamedTuple):
     multiplier: Row
     sigma: Row
     zeta: Row
-    range: tuple[float, float, float] | None  # the least multiplier, the largest, and the largest change of one
+    least: float | None  # multiplier
+    largest: float | None
+    change: float | None  # the largest of a multiplier
 
 
 def first_non_finite(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], sigma: Tensor) -> NonFinite | None:
@@ -42,22 +44,27 @@ def adapt(run: LiveRun, nodes: Sequence[int], signals: Signals, *, jumped: bool)
     Absent nodes stand still. A node that `jumped` has its round and rates from the exchange.
     """
     state, rates = run.state, run.state.rates
-    unknown: Row = [None] * len(run.plan.layers)
     before, trained_with = rates.rates, rates.multiplier.clone()
     mixed: Sequence[int] = []
     if not jumped:
         state.round += 1
         mixed = run.exchange.mixed(state.round, nodes)
-        rates.advance(state.round, signals, mixed, [node for node in nodes if node not in mixed])
-    change = (rates.multiplier - trained_with).abs()
-    adapted = [Adapted(unknown, unknown, unknown, unknown, None)] * run.plan.nodes
-    for node in nodes:
-        own = trained_with[node]
-        adapted[node] = Adapted(
-            before[node].tolist(),
-            own.tolist(),
-            signals.divergence[node].tolist(),
-            signals.stability[node].tolist() if node in mixed else unknown,
-            (float(own.min()), float(own.max()), float(change[node].max())),
-        )
-    return adapted
+        observing = set(mixed)
+        rates.advance(state.round, signals, mixed, [node for node in nodes if node not in observing])
+    least, largest = trained_with.amin(dim=1), trained_with.amax(dim=1)
+    change = (rates.multiplier - trained_with).abs_().amax(dim=1)
+    # one list of each tensor, not one of each row: a network may have thousands of nodes
+    tensors = before, trained_with, signals.divergence, signals.stability, least, largest, change
+    adapted = [Adapted(*own) for own in zip(*(values.tolist() for values in tensors), strict=True)]
+    if len(mixed) == run.plan.nodes:
+        return adapted
+    unknown: Row = [None] * len(run.plan.layers)
+    acting, observing = set(nodes), set(mixed)
+    return [
+        Adapted(unknown, unknown, unknown, unknown, None, None, None)
+        if node not in acting
+        else own
+        if node in observing
+        else own._replace(zeta=unknown)
+        for node, own in enumerate(adapted)
+    ]

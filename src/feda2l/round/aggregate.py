@@ -17,7 +17,7 @@ def aggregate(run: LiveRun, nodes: Sequence[int]) -> bool:
     A round mixes `gossip` times; weights that an algorithm chooses are those of its first exchange. False where the
     exchange took over the network's state instead.
     """
-    absent = sorted(set(range(run.plan.nodes)) - set(nodes))
+    absent = [] if len(nodes) == run.plan.nodes else sorted(set(range(run.plan.nodes)) - set(nodes))
     before = [(values, values[absent]) for values in run.state.mixed()] if absent else []
     aggregated = _mix(run, nodes)
     for values, kept in before:

@@ -25,15 +25,14 @@ def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], ada
     by_node = zip(
         adapted,
         spread(plan.nodes, nodes, losses),
-        spread(plan.nodes, run.counted, distances(run).unbind()),
+        spread(plan.nodes, run.counted, distances(run).tolist()),
         strict=True,
     )
     everyone = run.collectives.at_leader(list(by_node))
     if everyone is None:
         return cast(RoundRecord, {"round": round})
     layers, loss, distance = zip(*everyone, strict=True)
-    disagreement = torch.stack([row for row in distance if row is not None]).mean(dim=0)
-    least, largest, change = zip(*(own.range for own in layers if own.range), strict=True)
+    disagreement = torch.tensor([row for row in distance if row is not None], dtype=torch.float64).mean(dim=0)
     sent, clock = exchange.bytes_sent(run), exchange.clock
     record: RoundRecord = {
         "round": round,
@@ -41,9 +40,9 @@ def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], ada
         "disagreement": float(disagreement.sum()),
         "bytes_sent": sum(sent),
         "simulated_seconds": 0.0 if clock is None else clock.seconds,
-        "multiplier_min": min(least),
-        "multiplier_max": max(largest),
-        "multiplier_change": max(change),
+        "multiplier_min": min(known(own.least for own in layers)),
+        "multiplier_max": max(known(own.largest for own in layers)),
+        "multiplier_change": max(known(own.change for own in layers)),
         "nodes": _node_columns(run, list(loss), sent),
         "layers": {
             "name": [layer.name for layer in plan.layers],
@@ -88,6 +87,8 @@ def add_scores(record: RoundRecord | Evaluation, prefix: str, found: Sequence[Ma
 
 def spread(count: int, nodes: Sequence[int], values: Sequence[T]) -> list[T | None]:
     """Values of these nodes among so many; None for the others."""
+    if len(nodes) == count:
+        return list(values)
     spread: list[T | None] = [None] * count
     for node, value in zip(nodes, values, strict=True):
         spread[node] = value
