@@ -157,7 +157,7 @@ class Courier:
             time.sleep(max(0.0, self.began + statistics.median(self._lasted) - time.monotonic()))
 
     def _answers(self, asked: Sequence[Neighbour], round: int, step: int) -> dict[Neighbour, Head]:
-        """The heads of those who answer in time; whoever's answer ends in an error counts as silent."""
+        """The heads of those who answer in time; a neighbour whose answer ends in an error counts as silent."""
         answers = {neighbour: self._pool.submit(self._head, neighbour, round, step) for neighbour in asked}
         wait(answers.values())
         heads = {neighbour: answer.result() for neighbour, answer in answers.items() if not answer.exception()}

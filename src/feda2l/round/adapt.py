@@ -45,21 +45,21 @@ def adapt(run: LiveRun, nodes: Sequence[int], signals: Signals, *, jumped: bool)
     """
     state, rates = run.state, run.state.rates
     before, trained_with = rates.rates, rates.multiplier.clone()
-    mixed: Sequence[int] = []
+    observing: set[int] = set()
     if not jumped:
         state.round += 1
         mixed = run.exchange.mixed(state.round, nodes)
-        observing = set(mixed)
+        observing.update(mixed)
         rates.advance(state.round, signals, mixed, [node for node in nodes if node not in observing])
     least, largest = trained_with.amin(dim=1), trained_with.amax(dim=1)
     change = (rates.multiplier - trained_with).abs_().amax(dim=1)
     # one list of each tensor, not one of each row: a network may have thousands of nodes
     tensors = before, trained_with, signals.divergence, signals.stability, least, largest, change
     adapted = [Adapted(*own) for own in zip(*(values.tolist() for values in tensors), strict=True)]
-    if len(mixed) == run.plan.nodes:
+    if len(observing) == run.plan.nodes:
         return adapted
     unknown: Row = [None] * len(run.plan.layers)
-    acting, observing = set(nodes), set(mixed)
+    acting = set(nodes)
     return [
         Adapted(unknown, unknown, unknown, unknown, None, None, None)
         if node not in acting
