@@ -17,6 +17,6 @@ class CoordinateMedian(Algorithm):
     summary = "the coordinate-wise median of the closed neighbourhood"
     citation = "Yin et al. 2018"
 
-    def combine(self, near: Neighbourhood) -> Tensor:
-        models = near.hear("model").sort(dim=0).values  # [k, width]
+    def combine(self, neighbourhood: Neighbourhood) -> Tensor:
+        models = neighbourhood.receive("model").sort(dim=0).values  # [k, width]
         return (models[(len(models) - 1) // 2] + models[len(models) // 2]) / 2

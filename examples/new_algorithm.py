@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import feda2l
-from feda2l.algorithms import Algorithm, Own
+from feda2l.algorithms import Algorithm, NodeStates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class SlowMo(Algorithm):
 
     summary = "a slow momentum over whole rounds"
     citation = "Wang et al. 2020"
-    memory = ("slow",)  # u: a row of parameters a node, zero at the start, in every checkpoint
+    state = ("slow",)  # u: a row of parameters a node, zero at the start, in every checkpoint
 
     beta: float = 0.7
     alpha: float = 1.0
@@ -32,13 +32,13 @@ class SlowMo(Algorithm):
         self.demand(0 <= self.beta < 1, "beta", "must be from 0 up to, but not, 1")
         self.demand(0 < self.alpha < float("inf"), "alpha", "must be above 0; 1 goes as far as the average")
 
-    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
-        average, slow = mixed["model"], own.memory["slow"]
-        rate = own.expand(own.rates)  # [nodes, layers] -> [nodes, width]
+    def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        average, slow = mixed["model"], states.state["slow"]
+        rate = states.expand(states.rates)  # [nodes, layers] -> [nodes, width]
         slow.mul_(self.beta)
         # A in two parts, what is new and what is remembered: with alpha = 1 the first is the average to the bit
-        aggregated = torch.lerp(own.base, average, self.alpha) - self.alpha * rate * slow
-        slow.add_(((own.base - average) / rate).masked_fill_(rate == 0, 0.0))  # a layer at rate 0 took no step
+        aggregated = torch.lerp(states.base, average, self.alpha) - self.alpha * rate * slow
+        slow.add_(((states.base - average) / rate).masked_fill_(rate == 0, 0.0))  # a layer at rate 0 took no step
         return aggregated
 
 

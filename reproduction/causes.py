@@ -86,4 +86,4 @@ def _change(own: Evidence, cause: Cause) -> list[str]:
 
 
 def _mean(values: list[float]) -> str:
-    return f"{100 * sum(values) / len(values):.2f}" if values else "diverged"
+    return f"{100 * sum(values) / len(values):.2f}" if values else "non_finite"

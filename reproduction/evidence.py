@@ -15,7 +15,7 @@ from feda2l.report.paper_numbers import PARAMETER, paper_number
 from feda2l.report.results import Cell
 from feda2l.report.run_figures import Figures, figures_of
 from feda2l.report.significance import PairedTest, paired_test
-from feda2l.studies.cells import Cell as StudyCell
+from feda2l.studies.cells import StudyCell
 from feda2l.studies.study import Study
 
 MEASURES = ("rounds", "best_smoothed", "last_10")
@@ -165,7 +165,7 @@ def multipliers(cell: Cell, first: int) -> Multipliers:
 def layer_means(cell: Cell, first: int) -> polars.DataFrame:
     """Mean sigma and multiplier of each layer, over seeds, nodes and the rounds from `first` on."""
     table = _layers(cell).filter(polars.col("round") >= first)
-    return table.group_by("layer").agg(polars.col("sigma", "multiplier").mean()).sort("layer")
+    return table.group_by("layer").agg(polars.col("divergence", "multiplier").mean()).sort("layer")
 
 
 def _layers(cell: Cell) -> polars.DataFrame:

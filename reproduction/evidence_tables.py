@@ -28,8 +28,8 @@ PARTS = {
     "random_multiplier": "the signals: noise in their place",
     "shuffled": "which layer gets which multiplier",
     "model_level": "layers: one multiplier a node",
-    "feda2l-sigma-only": "zeta",
-    "feda2l-zeta-only": "sigma",
+    "feda2l-sigma-only": "stability",
+    "feda2l-zeta-only": "divergence",
     "feda2l-sign-minus": "the sign of zeta: less agreement raises the rate",
     "cawr": "the paper's fastest schedule here",
     "one_cycle": "a schedule that rises first",
@@ -173,7 +173,7 @@ def layers_table(results: Path, *studies: str) -> str:
     for algorithm, rules in _by_algorithm(results, studies).items():
         if "feda2l" in rules:
             found = layer_means(rules["feda2l"], _adapted(rules["feda2l"]))
-            for name in ("sigma", "multiplier"):
+            for name in ("divergence", "multiplier"):
                 rows.append([algorithm, name, *(f"{value:.3f}" for value in found[name])])
             layers = found["layer"].to_list()
     return table(["algorithm", "mean of", *layers], rows)
@@ -186,7 +186,7 @@ def tuned_table(results: Path, study: str) -> str:
     for cell in own.cells.values():
         chosen = json.loads((own.folder / "stages" / "tune" / cell.row / "chosen.json").read_text())
         values = [value for value, _ in chosen["scores"]]
-        words = [f"{100 * score:.1f}" if score is not None else "diverged" for _, score in chosen["scores"]]
+        words = [f"{100 * score:.1f}" if score is not None else "non_finite" for _, score in chosen["scores"]]
         marked = [
             f"**{text}**" if value == chosen["value"] else text for value, text in zip(values, words, strict=True)
         ]
@@ -315,14 +315,14 @@ def _against_paper(cell: Cell) -> list[str]:
 
 def by_seed(cell: Cell) -> str:
     """List the round at which each seed reached the target."""
-    words = {True: "diverged", False: "-"}
-    return ", ".join(str(f.reached) if f.reached is not None else words[f.run.diverged] for f in cell.seeds)
+    words = {True: "non_finite", False: "-"}
+    return ", ".join(str(f.reached) if f.reached is not None else words[f.run.non_finite] for f in cell.seeds)
 
 
 def by_curve(cell: Cell) -> str:
     """Return the round at which the mean of the seeds' curves reached the target."""
     average = cell.curve_averaged
-    return "diverged" if cell.diverged else f"> {cell.rounds}" if average is None else str(average)
+    return "non_finite" if cell.non_finite else f"> {cell.rounds}" if average is None else str(average)
 
 
 def scores(cell: Cell) -> list[str]:

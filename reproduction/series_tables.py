@@ -38,7 +38,7 @@ def _row(cell: Cell, naive: float | None) -> list[str]:
         rule,
         _the_papers(cell),
         by_seed(cell),
-        ", ".join("diverged" if mse is None else f"{mse:.4f}" for mse in best),
+        ", ".join("non_finite" if mse is None else f"{mse:.4f}" for mse in best),
         score_words(cell.over_seeds("last_10"), "mse") or "-",
         below,
     ]

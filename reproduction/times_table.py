@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feda2l.report.own_time import own_seconds
+from feda2l.report.machine_time import own_seconds
 from feda2l.report.paper_numbers import paper_seconds
 from reproduction.evidence import read_evidence
 from reproduction.evidence_tables import table

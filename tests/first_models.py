@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from feda2l.runs.assemble import Shape, new_model
+from feda2l.runs.assemble import ModelShape, new_model
 from feda2l.spec.spec import Spec
 
 # a user's module with a convolution and its BatchNorm
@@ -24,4 +24,4 @@ class Normed(nn.Module):
 def start_of(settings: dict[str, Any]) -> nn.Module:
     """The common start of a run on the digits."""
     spec = Spec.parse(settings)
-    return new_model(spec.model.name or "mlp", spec.seed, Shape((1, 8, 8), 10))
+    return new_model(spec.model.name or "mlp", spec.seed, ModelShape((1, 8, 8), 10))

@@ -70,15 +70,15 @@ def write_run(
             "layer": [layer for _, _, layer in cells],
             "rate": [0.01 / round for round, _, _ in cells],
             "multiplier": [1.0] * len(cells),
-            "sigma": [0.1 * (node + 1) / round for round, node, _ in cells],
-            "zeta": [0.5 + 0.4 * (layer == "a") for _, _, layer in cells],
+            "divergence": [0.1 * (node + 1) / round for round, node, _ in cells],
+            "stability": [0.5 + 0.4 * (layer == "a") for _, _, layer in cells],
         }
     ).write_parquet(folder / "layers.parquet")
     summary: dict[str, Any] = {"name": folder.name, "status": status, "rounds": length, "metric": metric, "pack": pack}
     if naive is not None:
         summary["naive"] = {name: {"mse": mse, "mae": mse / 2} for name, mse in naive.items()}
-    if status == "diverged":
-        summary["diverged"] = {"round": length, "node": 0, "layer": "a"}
+    if status == "non_finite":
+        summary["non_finite"] = {"round": length, "node": 0, "layer": "a"}
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "environment.json").write_text(json.dumps({"python": "3.11"}))
     if every_second is not None:

@@ -11,8 +11,8 @@ GRAPHS = ("full", "ring", "star", "k_regular", "grid", "directed_ring", "random_
 
 def _voices(graph, samples):
     near = graph.period[0]
-    heard_by = [sum(node in row for row in near) for node in range(graph.nodes)]
-    return [Voice(node, samples[node], len(near[node]), heard_by[node]) for node in range(graph.nodes)]
+    receivers = [sum(node in row for row in near) for node in range(graph.nodes)]
+    return [Voice(node, samples[node], len(near[node]), receivers[node]) for node in range(graph.nodes)]
 
 
 @pytest.mark.parametrize("name", GRAPHS)

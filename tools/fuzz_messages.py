@@ -27,7 +27,7 @@ import torch
 from feda2l.wire.certificates import Authority, Identity, issue, make_authority
 from feda2l.wire.message import HEAD_LIMIT, LENGTHS, PROTOCOL, TAG, Head, seal, unseal
 from feda2l.wire.payload import Template, digest, pack, unpack
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 
 LONGEST = 0.25  # s of CPU per input: hundreds of times the usual, because the garbage collector may run
 MOST_PYTHON = 16 * HEAD_LIMIT  # bytes per input, without the input itself
@@ -158,7 +158,7 @@ def fuzz_head(case: Case, draw: Random, meter: Meter) -> str:
     try:
         with meter:
             head = unseal(spoilt, case.authority)
-    except Refused as refused:
+    except RejectedMessage as refused:
         return refused.reason
     assert head in case.heads, f"a forged head was taken: {head}"
     return "taken"
@@ -173,7 +173,7 @@ def fuzz_member(case: Case, draw: Random, meter: Meter) -> str:
     try:
         with meter:
             head = unseal(spoilt, authority)
-    except Refused as refused:
+    except RejectedMessage as refused:
         return refused.reason
     assert _text(head) == text, f"a head was misread: {text!r}"
     assert identity is None or head.sender == identity.name, f"a member signed as {head.sender}"
@@ -193,14 +193,14 @@ def fuzz_payload(case: Case, draw: Random, meter: Meter) -> str:
     try:
         with meter:
             unpack(spoilt, case.template, digest(sent))
-    except Refused:
+    except RejectedMessage:
         assert spoilt != sent, "a sound payload was refused"
     else:
         assert spoilt == sent, "a payload passed that was not signed"
     try:
         with meter:
             tensors = unpack(spoilt, case.template)
-    except Refused as refused:
+    except RejectedMessage as refused:
         return refused.reason
     assert pack(tensors, case.template) == spoilt, "a payload was misread"
     assert all(tensor.isfinite().all() for tensor in tensors.values()), "a value that is not finite passed"

@@ -14,7 +14,7 @@ from feda2l.names import nearest
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TomlSource:
     """Where a spec was given: a file, and the override of each key that has one.
 
     No field counts in comparisons: specs are equal whatever they were read from.
@@ -76,7 +76,7 @@ def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str,
 
 
 def explain(
-    error: ValidationError, source: Source, root: type[BaseModel], section: str = "", known: Sequence[str] = ()
+    error: ValidationError, source: TomlSource, root: type[BaseModel], section: str = "", known: Sequence[str] = ()
 ) -> list[str]:
     """One line a mistake: where it stands, the key, what is wrong and what would be right."""
     lines = []

@@ -316,8 +316,8 @@ def test_the_api_gives_rounds_layers_summary_and_models(tmp_path: Path) -> None:
     assert run.spec.data.nodes == 4
     assert run.rounds.height == 3 * 4
     assert run.rounds.filter(round=3)["accuracy"].to_list() == seen[-1]["nodes"]["accuracy"]
-    assert run.layers.columns == ["round", "node", "layer", "rate", "multiplier", "sigma", "zeta"]
-    assert run.layers.filter(round=2, node=1)["sigma"].to_list() == seen[1]["layers"]["sigma"][1]
+    assert run.layers.columns == ["round", "node", "layer", "rate", "multiplier", "divergence", "stability"]
+    assert run.layers.filter(round=2, node=1)["divergence"].to_list() == seen[1]["layers"]["divergence"][1]
     assert run.summary["accuracy"]["final"] == seen[-1]["accuracy"]
     assert accuracy(run.model(2)) == pytest.approx(seen[-1]["nodes"]["accuracy"][2], abs=1e-12)
     assert accuracy(run.model()) == pytest.approx(seen[-1]["mean_model_accuracy"], abs=1e-12)

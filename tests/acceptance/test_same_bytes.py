@@ -228,7 +228,7 @@ def test_a_run_that_diverges_says_where_and_leaves_the_others_alone(tmp_path: Pa
     ]
     packed = feda2l.run(specs, out=tmp_path / "pack", progress=False)
     statuses = [own.summary["status"] for own in packed]
-    assert statuses == ["finished", "diverged", "finished"]
+    assert statuses == ["finished", "non_finite", "finished"]
     for number in (0, 2):
         alone = run(specs[number], tmp_path / specs[number]["name"])
         assert differing(packed[number].path, alone) == []
@@ -236,13 +236,13 @@ def test_a_run_that_diverges_says_where_and_leaves_the_others_alone(tmp_path: Pa
         run(specs[1], tmp_path / "wild")
     assert caught.value.exit_code == 1
     summary = json.loads((tmp_path / "wild" / "summary.json").read_text())
-    where = summary["diverged"]
-    assert summary["status"] == "diverged"
+    where = summary["non_finite"]
+    assert summary["status"] == "non_finite"
     assert f"round {where['round']}: node {where['node']}, layer {where['layer']} " in str(caught.value)
-    assert packed[1].summary["diverged"] == where
+    assert packed[1].summary["non_finite"] == where
     # the round that broke is not recorded, and the checkpoint is of the last sound one
     assert summary["rounds"] == where["round"] - 1 == lines(tmp_path / "wild" / "rounds.jsonl")
-    with pytest.raises(FedA2LError, match="diverged"):
+    with pytest.raises(FedA2LError, match="non_finite"):
         run(specs[1], tmp_path / "wild", resume=True)
 
 
@@ -265,7 +265,7 @@ def test_a_diverged_run_ends_the_command_with_code_1(
     assert "Traceback" not in outcome.err
     for word in ("diverged in round", "node", "layer fc", "rates.base"):
         assert word in outcome.err
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "diverged"
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "non_finite"
     assert cli("evaluate", "out").code in (0, 2)  # there is a checkpoint of a sound round, or a clear error
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feda2l.algorithms import ALGORITHMS, Algorithm, Neighbourhood, Own
+from feda2l.algorithms import ALGORITHMS, Algorithm, Neighbourhood, NodeStates
 from feda2l.algorithms.choco import Choco
 from feda2l.algorithms.compression import quantise, random_k, top_k
 from feda2l.algorithms.fedawa import FedAWA
@@ -77,15 +77,15 @@ def softmax(z: np.ndarray) -> np.ndarray:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def weights_of(hears: np.ndarray, kind: str, sizes: np.ndarray) -> np.ndarray:
+def weights_of(receives: np.ndarray, kind: str, sizes: np.ndarray) -> np.ndarray:
     """W, from the definitions: rows over the closed neighbourhood."""
-    closed = hears + np.eye(len(hears))
-    degree = hears.sum(axis=1)
+    closed = receives + np.eye(len(receives))
+    degree = receives.sum(axis=1)
     if kind == "samples":
         return closed * sizes / (closed * sizes).sum(axis=1, keepdims=True)
     if kind == "uniform":
         return closed / closed.sum(axis=1, keepdims=True)
-    W = hears / (1 + np.maximum(degree[:, None], degree[None, :]))
+    W = receives / (1 + np.maximum(degree[:, None], degree[None, :]))
     return W + np.diag(1 - W.sum(axis=1))
 
 
@@ -93,7 +93,7 @@ def weights_of(hears: np.ndarray, kind: str, sizes: np.ndarray) -> np.ndarray:
 class World:
     """The problem and the network as plain arrays, and plain SGD with momentum."""
 
-    hears: np.ndarray
+    receives: np.ndarray
     X: np.ndarray
     y: np.ndarray
     start: np.ndarray
@@ -104,9 +104,9 @@ class World:
     velocity: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nodes = len(self.hears)
+        self.nodes = len(self.receives)
         self.sizes = np.array(SIZES[: self.nodes], dtype=float)
-        self.W = weights_of(self.hears, self.weights, self.sizes)
+        self.W = weights_of(self.receives, self.weights, self.sizes)
         self.x = np.tile(self.start, (self.nodes, 1))
         self.velocity = np.zeros_like(self.x)
 
@@ -173,8 +173,8 @@ def plain_fedntd(world: World, beta: float, tau: float) -> Rounds:
         for n in batch:
             others = [c for c in range(3) if c != world.y[n]]
             X = world.X[n][others]
-            q, taught = softmax(X @ w / tau), softmax(X @ world.x[i] / tau)
-            total += beta * tau * (q - taught) @ X
+            q, base_outputs = softmax(X @ w / tau), softmax(X @ world.x[i] / tau)
+            total += beta * tau * (q - base_outputs) @ X
         return world.slope(w, batch) + total / len(batch)
 
     for r in range(1, ROUNDS + 1):
@@ -228,7 +228,7 @@ class Awa:
 
 
 def plain_fedawa(world: World, **parameters: Any) -> Rounds:
-    near = [np.flatnonzero(row) for row in world.hears + np.eye(world.nodes)]
+    near = [np.flatnonzero(row) for row in world.receives + np.eye(world.nodes)]
     shares = [torch.tensor(world.sizes[ids] / world.sizes[ids].sum()) for ids in near]
     learners = [Awa(share, **parameters) for share in shares]
     for r in range(1, ROUNDS + 1):
@@ -256,8 +256,8 @@ def plain_fedlws(world: World, beta: float, low: float, high: float) -> Rounds:
         a = world.W @ T
         A = np.zeros_like(a)
         for i in range(world.nodes):
-            heard = T[np.flatnonzero(world.W[i])]
-            tau = np.clip(beta * np.mean([np.linalg.norm(theta - a[i]) for theta in heard]), low, high)
+            received = T[np.flatnonzero(world.W[i])]
+            tau = np.clip(beta * np.mean([np.linalg.norm(theta - a[i]) for theta in received]), low, high)
             size = np.linalg.norm(world.x[i])
             A[i] = a[i] * size / (size + tau * np.linalg.norm(a[i] - world.x[i]))
         world.x = A
@@ -320,7 +320,7 @@ def plain_choco(world: World, compressor: str, gamma: float, bits: int = 8, rati
 
 
 def plain_push_sum(world: World) -> Rounds:
-    closed = world.hears + np.eye(world.nodes)
+    closed = world.receives + np.eye(world.nodes)
     P = closed / closed.sum(axis=0)  # each gives equal parts: columns sum to 1
     share = world.sizes if world.weights == "samples" else np.ones(world.nodes)
     mass = share.copy()
@@ -403,12 +403,12 @@ def test_every_algorithm_has_a_case() -> None:
 def settings(
     model: str, algorithm: dict[str, Any], case: Case, network: str, folder: Path, **more: Any
 ) -> dict[str, Any]:
-    hears = NETWORKS[network]
+    receives = NETWORKS[network]
     file = folder / "network.txt"
-    file.write_text("\n".join(" ".join(map(str, row)) for row in hears))
+    file.write_text("\n".join(" ".join(map(str, row)) for row in receives))
     return {
         "rounds": ROUNDS,
-        "data": {"nodes": len(hears), "partition": "natural", "train_fraction": 1.0, "min_size": 1},
+        "data": {"nodes": len(receives), "partition": "natural", "train_fraction": 1.0, "min_size": 1},
         "model": {"name": model},
         "topology": {"name": "file", "file": str(file), "weights": case.weights},
         "algorithm": algorithm,
@@ -476,7 +476,7 @@ def test_dfedhpo_is_its_search_and_then_fedavg(start, module, tmp_path, aggregat
     candidates = [drawn.draw(1, node) for node in range(world.nodes)]
     chosen = []
     for i in range(world.nodes):
-        near = [i, *np.flatnonzero(world.hears[i])]
+        near = [i, *np.flatnonzero(world.receives[i])]
         if aggregator == "CA":  # each by the one that drew it
             chosen.append(min((tried(j, rate), rate) for j in near for rate in candidates[j])[1])
         else:  # all by oneself
@@ -488,7 +488,7 @@ def test_dfedhpo_is_its_search_and_then_fedavg(start, module, tmp_path, aggregat
         logs, exchanges = world.W @ logs, exchanges + 1
     np.testing.assert_allclose(found["rates"], np.exp(logs), rtol=1e-9)
     assert found["consensus_exchanges"] == exchanges
-    assert found["bytes_sent"] == world.hears.sum() * (3 * 16 + exchanges * 8)
+    assert found["bytes_sent"] == world.receives.sum() * (3 * 16 + exchanges * 8)
     world.rate = np.exp(logs)
     for expected, ((_, record, _),) in zip(plain_fedavg(world), simulator.rounds(), strict=True):
         np.testing.assert_allclose(simulator.engine.population.base[:, :2].numpy(), expected, rtol=2e-5, atol=2e-6)
@@ -507,7 +507,7 @@ def lengths(a: Tensor, b: Tensor) -> Tensor:
     return (b - a).square().sum(dim=1, keepdim=True).sqrt()
 
 
-def own_of(base: Tensor, trained: Tensor, **more: Any) -> Own:
+def own_of(base: Tensor, trained: Tensor, **more: Any) -> NodeStates:
     """Nodes of one layer, rate 0.5, 2 steps a round, unless told."""
     nodes, width = base.shape
     given: dict[str, Any] = {
@@ -523,16 +523,21 @@ def own_of(base: Tensor, trained: Tensor, **more: Any) -> Own:
         "movement": lengths,
         "expand": lambda values: values.expand(-1, width),
     }
-    return Own(base=base, trained=trained, **(given | more))
+    return NodeStates(base=base, trained=trained, **(given | more))
 
 
 def near_of(
-    models: Tensor, base: Tensor, weights: list[float], samples: list[float], notes: dict[str, Tensor], **more: Any
+    models: Tensor,
+    base: Tensor,
+    weights: list[float],
+    samples: list[float],
+    small_state: dict[str, Tensor],
+    **more: Any,
 ) -> Neighbourhood:
-    given: dict[str, Any] = {"node": 0, "ids": tuple(range(len(models))), "hear": lambda name: models}
+    given: dict[str, Any] = {"node": 0, "ids": tuple(range(len(models))), "receive": lambda name: models}
     numbers = (torch.tensor(values, dtype=torch.float64) for values in (weights, samples))
     keys = dict(zip(("weights", "samples"), numbers, strict=True))
-    return Neighbourhood(base=base, notes=notes, movement=lengths, **(keys | given | more))
+    return Neighbourhood(base=base, small_state=small_state, movement=lengths, **(keys | given | more))
 
 
 BASE, TRAINED = rows([1.0, 2.0], [3.0, 0.0]), rows([2.0, 1.0], [4.0, 4.0])
@@ -549,33 +554,33 @@ def test_who_publishes_nothing_else_publishes_the_trained_model(name) -> None:
 def test_fedyogi_by_hand() -> None:
     """One node, two rounds of plain numbers: B = (1, 2), then what came of it; the average is (2, 0), then (1, 1)."""
     yogi = FedYogi(rate=0.1, beta1=0.5, beta2=0.75, tau=0.5)
-    memory = {"first": rows([0.0, 0.0]), "second": rows([0.0, 0.0])}
-    A = yogi.accept(own_of(rows([1.0, 2.0]), rows([9.0, 9.0]), memory=memory), {}, {"model": rows([2.0, 0.0])})
+    state = {"first": rows([0.0, 0.0]), "second": rows([0.0, 0.0])}
+    A = yogi.accept(own_of(rows([1.0, 2.0]), rows([9.0, 9.0]), state=state), {}, {"model": rows([2.0, 0.0])})
     # d = (1, -2): m = d / 2; v = 0 - .25 d^2 sign(-d^2) = (.25, 1)
     assert A[0].tolist() == pytest.approx([1 + 0.1 * 0.5 / (0.5 + 0.5), 2 - 0.1 * 1.0 / (1.0 + 0.5)], abs=1e-15)
     base = A.clone()
-    A = yogi.accept(own_of(A, rows([9.0, 9.0]), memory=memory, round=2), {}, {"model": rows([1.0, 1.0])})
+    A = yogi.accept(own_of(A, rows([9.0, 9.0]), state=state, round=2), {}, {"model": rows([1.0, 1.0])})
     d = [1 - 1.05, 1 - (2 - 0.2 / 3)]
     m = [0.25 + d[0] / 2, -0.5 + d[1] / 2]
     v = [0.25 - 0.25 * d[0] ** 2, 1 - 0.25 * d[1] ** 2]  # v > d^2 in both: it falls
     expected = [base[0, k].item() + 0.1 * m[k] / (math.sqrt(v[k]) + 0.5) for k in range(2)]
     assert A[0].tolist() == pytest.approx(expected, abs=1e-14)
-    assert memory["second"][0].tolist() == pytest.approx(v, abs=1e-15)
+    assert state["second"][0].tolist() == pytest.approx(v, abs=1e-15)
 
 
 def test_fedyogis_second_moment_neither_moves_at_d2_nor_falls_below_0() -> None:
     yogi = FedYogi(beta2=0.0)
-    memory = {"first": rows([0.0, 0.0]), "second": rows([4.0, 1.0])}
-    yogi.accept(own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), memory=memory), {}, {"model": rows([2.0, 0.99])})
-    assert memory["second"][0].tolist() == pytest.approx([4.0, 1.0 - 0.99**2])
+    state = {"first": rows([0.0, 0.0]), "second": rows([4.0, 1.0])}
+    yogi.accept(own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), state=state), {}, {"model": rows([2.0, 0.99])})
+    assert state["second"][0].tolist() == pytest.approx([4.0, 1.0 - 0.99**2])
 
 
 @pytest.mark.parametrize("round", [1, 2, 7])
 def test_fedyogis_bias_correction_multiplies_the_step(round) -> None:
     def moved(bias_correction: bool) -> Tensor:
         yogi = FedYogi(beta1=0.6, beta2=0.9, bias_correction=bias_correction)
-        memory = {"first": rows([0.1, -0.2]), "second": rows([0.3, 0.0])}
-        own = own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), memory=memory, round=round)
+        state = {"first": rows([0.1, -0.2]), "second": rows([0.3, 0.0])}
+        own = own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), state=state, round=round)
         return yogi.accept(own, {}, {"model": rows([0.5, 0.7])})
 
     factor = math.sqrt(1 - 0.9**round) / (1 - 0.6**round)
@@ -593,7 +598,7 @@ AWA = [
 @pytest.mark.parametrize("parameters", AWA, ids=lambda p: " ".join(map(str, p.values())))
 def test_fedawa_weighs_as_torchs_optimisers_on_the_explicit_loss(parameters) -> None:
     algorithm = FedAWA(rate=0.2, **parameters)
-    notes = {name: values[1] for name, values in algorithm.note(torch.ones(2), nodes=4, layers=1).items()}
+    small_state = {name: values[1] for name, values in algorithm.small_state(torch.ones(2), nodes=4, layers=1).items()}
     samples = [10.0, 30.0, 20.0]
     plain = Awa(torch.tensor(samples, dtype=torch.float64) / 60, rate=0.2, **parameters)
     generator = torch.Generator().manual_seed(3)
@@ -601,10 +606,10 @@ def test_fedawa_weighs_as_torchs_optimisers_on_the_explicit_loss(parameters) -> 
         models = torch.randn(3, 2, generator=generator, dtype=torch.float64)
         base = torch.randn(2, generator=generator, dtype=torch.float64)
         # neighbours 0, 1 and 3 of a network of four: what is learned is kept by id
-        near = near_of(models, base, [1 / 3] * 3, samples, notes, node=1, ids=(0, 1, 3))
+        near = near_of(models, base, [1 / 3] * 3, samples, small_state, node=1, ids=(0, 1, 3))
         torch.testing.assert_close(algorithm.weigh(near), plain.weights(models, base), rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(notes["weights"][[0, 1, 3]], plain.w.detach(), rtol=1e-6, atol=1e-9)
-        assert notes["weights"][2].isnan()
+        torch.testing.assert_close(small_state["weights"][[0, 1, 3]], plain.w.detach(), rtol=1e-6, atol=1e-9)
+        assert small_state["weights"][2].isnan()
 
 
 @pytest.mark.parametrize("regulariser", ["weighted", "mean"])
@@ -629,9 +634,9 @@ def test_fedawas_gradient_is_that_of_finite_differences(regulariser) -> None:
     slopes = [(loss(start + step * e) - loss(start - step * e)) / (2 * step) for e in np.eye(3)]
     # one step of SGD shows the gradient: w' = w - rate (gradient + 5e-4 w)
     algorithm = FedAWA(regulariser=regulariser, optimizer="sgd", rate=0.5)
-    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=3, layers=1).items()}
-    algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], notes))
-    found = (start - notes["weights"].numpy()) / 0.5 - 5e-4 * start
+    small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=3, layers=1).items()}
+    algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
+    found = (start - small_state["weights"].numpy()) / 0.5 - 5e-4 * start
     np.testing.assert_allclose(found, slopes, rtol=1e-7, atol=1e-9)
 
 
@@ -639,23 +644,23 @@ def test_fedawas_gradient_is_that_of_finite_differences(regulariser) -> None:
 def test_fedawa_learns_from_a_start_at_zero(regulariser) -> None:
     """The cosine to a base state of zeros is 0, as torch has it: a linear model may well start there."""
     algorithm = FedAWA(regulariser=regulariser, rate=0.2, use="after")
-    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=3, layers=1).items()}
+    small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=3, layers=1).items()}
     plain = Awa(torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64), regulariser=regulariser, rate=0.2, use="after")
     for models in (rows([1.0, 2.0], [0.0, 0.0], [0.3, 0.1]), rows([0.5, 2.0], [1.0, 0.0], [0.3, 0.3])):
         base = torch.zeros(2, dtype=torch.float64)
-        found = algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], notes))
+        found = algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
         torch.testing.assert_close(found, plain.weights(models, base), rtol=1e-6, atol=1e-9)
 
 
 def test_fedawa_remembers_a_neighbour_that_was_away() -> None:
     algorithm = FedAWA(rate=0.2, use="after")
-    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=3, layers=1).items()}
+    small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=3, layers=1).items()}
     models, base = rows([1.0, 2.0], [-1.0, 0.5], [0.3, 0.1]), torch.tensor([0.4, 0.9], dtype=torch.float64)
-    algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], notes))
-    learned = notes["weights"].clone()
-    algorithm.weigh(near_of(models[:2], base, [0.5] * 2, [2.0, 5.0], notes, ids=(0, 1)))
-    assert notes["weights"][2] == learned[2]
-    assert (notes["weights"][:2] != learned[:2]).all()
+    algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
+    learned = small_state["weights"].clone()
+    algorithm.weigh(near_of(models[:2], base, [0.5] * 2, [2.0, 5.0], small_state, ids=(0, 1)))
+    assert small_state["weights"][2] == learned[2]
+    assert (small_state["weights"][:2] != learned[:2]).all()
 
 
 def test_fedlws_by_hand() -> None:
@@ -666,14 +671,18 @@ def test_fedlws_by_hand() -> None:
     def by_column(a: Tensor, b: Tensor) -> Tensor:
         return (b - a).abs()
 
-    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=2, layers=2).items()}
-    near = near_of(models, base[0], [0.25, 0.75], [1.0, 1.0], notes)
+    small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=2, layers=2).items()}
+    near = near_of(models, base[0], [0.25, 0.75], [1.0, 1.0], small_state)
     near = Neighbourhood(**(vars(near) | {"movement": by_column}))
     assert torch.equal(algorithm.weigh(near), near.weights)
     # a = (4.5, -.5); mean_k |theta_k - a| = (1.5 + .5) / 2 and (1.5 + .5) / 2
-    assert notes["spread"].tolist() == [1.0, 1.0]
+    assert small_state["spread"].tolist() == [1.0, 1.0]
     own = own_of(
-        base, models[:1], notes={"spread": notes["spread"][None]}, movement=by_column, expand=lambda values: values
+        base,
+        models[:1],
+        small_state={"spread": small_state["spread"][None]},
+        movement=by_column,
+        expand=lambda values: values,
     )
     A = algorithm.accept(own, {}, {"model": rows([4.5, -0.5])})
     assert A[0].tolist() == pytest.approx([4.5 * 2 / (2 + 0.5 * 2.5), 0.0])
@@ -682,13 +691,13 @@ def test_fedlws_by_hand() -> None:
 @pytest.mark.parametrize(("beta", "tau"), [(0.5, 0.5), (0.001, 0.01), (2.0, 0.9)], ids=["within", "low", "high"])
 def test_fedlws_keeps_tau_between_low_and_high(beta, tau) -> None:
     algorithm = FedLWS(beta=beta, low=0.01, high=0.9)
-    own = own_of(rows([3.0, 4.0]), rows([0.0, 0.0]), notes={"spread": rows([1.0])})
+    own = own_of(rows([3.0, 4.0]), rows([0.0, 0.0]), small_state={"spread": rows([1.0])})
     A = algorithm.accept(own, {}, {"model": rows([3.0, 5.0])})
     assert A[0].tolist() == pytest.approx([3 * 5 / (5 + tau), 5 * 5 / (5 + tau)])
 
 
 def test_fedlws_without_shrinking_leaves_a_layer_alone_that_was_0() -> None:
-    own = own_of(rows([0.0, 0.0]), rows([1.0, 1.0]), notes={"spread": rows([1.0])})
+    own = own_of(rows([0.0, 0.0]), rows([1.0, 1.0]), small_state={"spread": rows([1.0])})
     A = FedLWS(beta=0.0, low=0.0, high=0.0).accept(own, {}, {"model": rows([0.5, 0.7])})
     assert A[0].tolist() == [0.5, 0.7]
 
@@ -696,7 +705,7 @@ def test_fedlws_without_shrinking_leaves_a_layer_alone_that_was_0() -> None:
 def test_gradient_tracking_by_hand() -> None:
     """Rate .5 and 2 steps: z = B - T. W is (.75 .25; .25 .75)."""
     algorithm = GradientTracking()
-    own = own_of(BASE, TRAINED, memory={"correction": rows([0.1, 0.2], [-0.1, -0.2])})
+    own = own_of(BASE, TRAINED, state={"correction": rows([0.1, 0.2], [-0.1, -0.2])})
     sent = algorithm.publish(own)
     assert torch.equal(sent["model"], TRAINED)
     assert sent["direction"].tolist() == [[-1.0, 1.0], [-1.0, -4.0]]
@@ -705,25 +714,25 @@ def test_gradient_tracking_by_hand() -> None:
     assert A.tolist() == [[2.5, 1.75], [3.5, 3.25]]
     # c - z + W z: (.1 + 1 - 1, .2 - 1 - .25), (-.1 + 1 - 1, -.2 + 4 - 2.75)
     expected = rows([0.1, -1.05], [-0.1, 1.05])
-    torch.testing.assert_close(own.memory["correction"], expected, rtol=0, atol=1e-15)
+    torch.testing.assert_close(own.state["correction"], expected, rtol=0, atol=1e-15)
 
 
 def test_gradient_tracking_takes_momentum_out_of_the_direction() -> None:
-    own = own_of(BASE, TRAINED, momentum=0.75, memory={"correction": torch.zeros_like(BASE)})
+    own = own_of(BASE, TRAINED, momentum=0.75, state={"correction": torch.zeros_like(BASE)})
     assert GradientTracking().publish(own)["direction"].tolist() == [[-0.25, 0.25], [-0.25, -1.0]]
 
 
 def test_a_layer_that_is_not_trained_has_no_direction() -> None:
-    own = own_of(BASE, BASE, rates=rows([0.0], [0.5]), memory={"correction": torch.zeros_like(BASE)})
+    own = own_of(BASE, BASE, rates=rows([0.0], [0.5]), state={"correction": torch.zeros_like(BASE)})
     assert GradientTracking().publish(own)["direction"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_qg_dsgdm_by_hand() -> None:
-    own = own_of(BASE, TRAINED, memory={"momentum": rows([1.0, 0.0], [0.0, 2.0])})
+    own = own_of(BASE, TRAINED, state={"momentum": rows([1.0, 0.0], [0.0, 2.0])})
     A = QGDSGDm(beta=0.9, mu=0.75).accept(own, {}, {"model": rows([2.0, 2.0], [3.0, 1.0])})
     assert A.tolist() == [[2.0, 2.0], [3.0, 1.0]]
     # .75 m + .25 (B - A) / (.5 x 2)
-    assert own.memory["momentum"].tolist() == [[0.75 - 0.25, 0.0], [0.0, 1.5 - 0.25]]
+    assert own.state["momentum"].tolist() == [[0.75 - 0.25, 0.0], [0.0, 1.5 - 0.25]]
     gradient = QGDSGDm(beta=0.5).gradient(rows([1.0, 1.0]), rows([0, 0]), rows([0, 0]), {"momentum": rows([2.0, -4.0])})
     assert gradient.tolist() == [[2.0, -1.0]]
 
@@ -732,32 +741,32 @@ def test_choco_by_hand() -> None:
     """Top 1 of 2: replicas start at 0 and follow the trained models one entry a round."""
     algorithm = Choco(compressor="top_k", ratio=0.5, gamma=0.5)
     W = rows([0.75, 0.25], [0.25, 0.75])
-    memory = {"replica": torch.zeros_like(TRAINED)}
-    own = own_of(BASE, rows([2.0, 1.0], [3.0, 4.0]), memory=memory)
+    state = {"replica": torch.zeros_like(TRAINED)}
+    own = own_of(BASE, rows([2.0, 1.0], [3.0, 4.0]), state=state)
     sent = {"model": algorithm.publish(own)["model"].clone()}
     assert sent["model"].tolist() == [[2.0, 0.0], [0.0, 4.0]]
     A = algorithm.accept(own, sent, {"model": W @ sent["model"]})
     # T_1 + .5 x .25 (r_2 - r_1) and the other way round
     assert A.tolist() == [[2 - 0.25, 1 + 0.5], [3 + 0.25, 4 - 0.5]]
-    own = own_of(A, rows([2.5, 1.0], [3.0, 4.5]), memory=memory)
+    own = own_of(A, rows([2.5, 1.0], [3.0, 4.5]), state=state)
     assert algorithm.publish(own)["model"].tolist() == [[2.0, 1.0], [3.0, 4.0]]
 
 
 def test_push_sum_by_hand() -> None:
     """Node 0 is heard by both, node 1 by itself alone: W = (1/2 0; 1/2 1)."""
     algorithm = PushSum()
-    notes = {"share": torch.ones(2, dtype=torch.float64), "mass": torch.tensor([0.5, 1.5], dtype=torch.float64)}
-    own = own_of(BASE, TRAINED, notes=notes)
+    small_state = {"share": torch.ones(2, dtype=torch.float64), "mass": torch.tensor([0.5, 1.5], dtype=torch.float64)}
+    own = own_of(BASE, TRAINED, small_state=small_state)
     sent = algorithm.publish(own)
     # x_j / p_j: B + (T - B) / p
     assert sent["model"][0].tolist() == [1 + 2 * 1.0, 2 - 2 * 1.0]
     assert sent["model"][1].tolist() == pytest.approx([3 + 1 / 1.5, 0 + 4 / 1.5])
     assert sent["mass"].tolist() == [0.5, 1.5]
-    listener = {name: values[1] for name, values in notes.items()}
-    near = near_of(BASE, BASE[1], [0.5, 1.0], [1.0, 1.0], listener, node=1, hear=lambda name: sent[name])
+    listener = {name: values[1] for name, values in small_state.items()}
+    near = near_of(BASE, BASE[1], [0.5, 1.0], [1.0, 1.0], listener, node=1, receive=lambda name: sent[name])
     # p_2 = .5 x .5 + 1 x 1.5 = 1.75
     assert algorithm.weigh(near).tolist() == pytest.approx([0.25 / 1.75, 1.5 / 1.75])
-    assert notes["mass"].tolist() == [0.5, 1.75]
+    assert small_state["mass"].tolist() == [0.5, 1.75]
     assert sent["mass"].tolist() == [0.5, 1.5]  # what was sent stays
 
 
@@ -768,16 +777,16 @@ def test_push_sum_by_hand() -> None:
 @pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.3, 4.0)])
 def test_fedntds_loss_really_leaves_the_true_class_out(shape, beta, tau) -> None:
     generator = torch.Generator().manual_seed(0)
-    outputs, taught = (torch.randn(*shape, 7, generator=generator, dtype=torch.float64) * 9 for _ in range(2))
+    outputs, base_outputs = (torch.randn(*shape, 7, generator=generator, dtype=torch.float64) * 9 for _ in range(2))
     targets = torch.randint(0, 7, shape, generator=generator)
     outputs.requires_grad_()
     others = torch.tensor([[c for c in range(7) if c != y] for y in targets.flatten().tolist()]).view(*shape, 6)
     student = (outputs.gather(-1, others) / tau).log_softmax(dim=-1).view(-1, 6)
-    teacher = (taught.gather(-1, others) / tau).softmax(dim=-1).view(-1, 6)
+    teacher = (base_outputs.gather(-1, others) / tau).softmax(dim=-1).view(-1, 6)
     each = F.kl_div(student, teacher, reduction="none").sum(dim=1).view(shape).mean(dim=-1)
     task = torch.randn(shape[:-1], generator=generator, dtype=torch.float64)
     expected = task + beta * tau**2 * each
-    found = FedNTD(beta=beta, tau=tau).loss(task, outputs, targets, taught)
+    found = FedNTD(beta=beta, tau=tau).loss(task, outputs, targets, base_outputs)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     slopes = [torch.autograd.grad(value.sum(), outputs, retain_graph=True)[0] for value in (found, expected)]
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-14)
@@ -823,10 +832,10 @@ def two_passes(model: nn.Module, x: Tensor, y: Tensor, radius: float) -> None:
 def distilled(model: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module) -> None:
     """FedNTD's gradient in `.grad`; nine of ten classes."""
     with torch.no_grad():
-        taught = teacher(x)
+        base_outputs = teacher(x)
     outputs = model(x)
     keep = F.one_hot(y, 10) == 0
-    student, wanted = (z[keep].view(-1, 9) for z in (outputs, taught))
+    student, wanted = (z[keep].view(-1, 9) for z in (outputs, base_outputs))
     divergence = F.kl_div(student.log_softmax(dim=1), wanted.softmax(dim=1), reduction="batchmean")
     (F.cross_entropy(outputs, y) + divergence).backward()
 
@@ -880,7 +889,7 @@ def test_three_gossip_steps_are_w_cubed_of_all_that_is_mixed_and_thrice_the_byte
 
     apart = trained(1)
     apart.engine.train(apart.runs[0].jobs())
-    before = {**apart.engine.population.buffers, **apart.engine.population.memory}
+    before = {**apart.engine.population.buffers, **apart.engine.population.optimizer_state}
     simulator = trained(3)
     ((_, record, _),) = next(simulator.rounds())
     population, (simulation,) = simulator.engine.population, simulator.runs
@@ -888,7 +897,7 @@ def test_three_gossip_steps_are_w_cubed_of_all_that_is_mixed_and_thrice_the_byte
     torch.testing.assert_close(population.base.double(), W3 @ population.trained.double(), rtol=1e-5, atol=1e-6)
     for key in ("norm.running_mean", "norm.running_var"):
         torch.testing.assert_close(population.buffers[key].double(), W3 @ before[key].double(), rtol=1e-5, atol=1e-6)
-    momentum = population.memory["momentum"].double()
+    momentum = population.optimizer_state["momentum"].double()
     torch.testing.assert_close(momentum, W3 @ before["momentum"].double(), rtol=1e-4, atol=1e-5)
     ((_, once, _),) = next(apart.rounds())
     assert record["nodes"]["bytes_sent"] == [3 * sent for sent in once["nodes"]["bytes_sent"]]
@@ -925,9 +934,9 @@ def test_random_k_is_drawn_again_by_every_listener() -> None:
             generator = torch_generator(4, node=node, round=round, purpose="random_k")
             places = columns[torch.randperm(56, generator=generator)[:9]]
             message = values[row, places]  # all that travels
-            heard = torch.zeros(128, dtype=torch.float64)
-            heard[places] = message
-            assert torch.equal(heard, kept[row])
+            received = torch.zeros(128, dtype=torch.float64)
+            received[places] = message
+            assert torch.equal(received, kept[row])
             seen.add(tuple(sorted(places.tolist())))
     assert len(seen) == 4  # other nodes and rounds, other places
 
@@ -973,20 +982,20 @@ def test_chocos_bytes_are_counted_to_the_last(parameters, expected) -> None:
 def test_a_replica_is_the_sum_of_the_messages(compressor) -> None:
     """What a neighbour adds up from messages of the size that is counted is what the mixing uses."""
     algorithm = Choco(compressor=compressor, ratio=0.25, bits=4)
-    memory = {"replica": torch.zeros(2, 64, dtype=torch.float64)}
-    heard = torch.zeros(2, 64, dtype=torch.float64)
+    state = {"replica": torch.zeros(2, 64, dtype=torch.float64)}
+    received = torch.zeros(2, 64, dtype=torch.float64)
     for round in range(1, 6):
-        trained, before = noise(2, 64, seed=round), memory["replica"].clone()
-        sent = algorithm.publish(own_of(trained, trained, memory=memory, round=round))["model"]
+        trained, before = noise(2, 64, seed=round), state["replica"].clone()
+        sent = algorithm.publish(own_of(trained, trained, state=state, round=round))["model"]
         message = sent - before
-        heard += message
+        received += message
         entries = {"top_k": 16, "random_k": 16}.get(compressor, 64)
         assert int((message.abs() > 1e-12).sum(dim=1).max()) <= entries
         gap = trained - before
         assert bool(((sent - trained).norm(dim=1) <= gap.norm(dim=1)).all())  # it never comes off worse
-        torch.testing.assert_close(memory["replica"], heard, rtol=0, atol=1e-12)
+        torch.testing.assert_close(state["replica"], received, rtol=0, atol=1e-12)
     if compressor == "none":
-        torch.testing.assert_close(memory["replica"], trained, rtol=0, atol=1e-12)
+        torch.testing.assert_close(state["replica"], trained, rtol=0, atol=1e-12)
 
 
 # --- networks -----------------------------------------------------------------------------------------------------
@@ -1006,7 +1015,7 @@ def test_push_sum_reaches_the_mean_on_a_directed_graph_and_fedavg_does_not(start
         before, sums = base[:, :2].double().clone(), []
         for _ in simulator.rounds():
             if name == "push_sum":
-                mass = simulation.state.notes["mass"]
+                mass = simulation.state.small_state["mass"]
                 sums.append((mass @ base[:, :2].double()).tolist())
         return before, base[:, :2].double(), sums
 
@@ -1036,7 +1045,7 @@ def simple(model: str, algorithm: str, network: str, folder: Path) -> dict[str, 
 def test_corrections_of_gradient_tracking_sum_to_zero_after_every_round(start, module, tmp_path, network) -> None:
     spec = simple(f"{module(CHOICE)}:Choice", "gradient_tracking", network, tmp_path)
     simulator = start(spec | {"rounds": 12}, loaded=offers(len(NETWORKS[network])))
-    correction = simulator.engine.population.state["correction"]
+    correction = simulator.engine.population.algorithm_state["correction"]
     for _ in simulator.rounds():
         assert correction.double().sum(dim=0).abs().max() < 1e-6
         assert correction.abs().max() > 0.05
@@ -1121,19 +1130,19 @@ def test_hooks_leave_a_row_to_itself() -> None:
     """A peer asks with its own row alone and gets what the simulator gets with all."""
     for name, kind in ALGORITHMS.items():
         algorithm: Algorithm = kind()
-        notes = algorithm.note(torch.tensor([3.0, 5.0], dtype=torch.float64), 2, 1)
+        small_state = algorithm.small_state(torch.tensor([3.0, 5.0], dtype=torch.float64), 2, 1)
         base, trained = noise(2, 64, 1), noise(2, 64, 2)
-        memory = {key: noise(2, 64, 3) for key in algorithm.memory}
+        state = {key: noise(2, 64, 3) for key in algorithm.state}
         sent = algorithm.publish(
-            own_of(base, trained, memory=copy.deepcopy(memory), notes=copy.deepcopy(notes), round=2)
+            own_of(base, trained, state=copy.deepcopy(state), small_state=copy.deepcopy(small_state), round=2)
         )
         for row in range(2):
             part = slice(row, row + 1)
             own = own_of(
                 base[part],
                 trained[part],
-                memory={key: values[part].clone() for key, values in memory.items()},
-                notes={key: values[part].clone() for key, values in notes.items()},
+                state={key: values[part].clone() for key, values in state.items()},
+                small_state={key: values[part].clone() for key, values in small_state.items()},
                 ids=(row,),
                 round=2,
             )

@@ -50,7 +50,7 @@ def outcome(simulator: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """All that a run carries to the next round but the algorithm's own state, and its records."""
     records = [completed[0].record for completed in simulator.rounds()]
     population = simulator.engine.population
-    return {"model": population.base, **population.memory, **population.buffers}, records
+    return {"model": population.base, **population.optimizer_state, **population.buffers}, records
 
 
 def agree(name: str, found: Any, expected: Any) -> None:
@@ -128,7 +128,7 @@ def test_fedntd_of_two_classes_has_nothing_to_distil(start, digits) -> None:
 def test_fedawa_learns_nothing_from_equal_neighbours(regulariser, use) -> None:
     """The loss has no slope there, so the weights stay the shares: FedAvg's, with `log_shares`."""
     algorithm = FedAWA(init="log_shares", regulariser=regulariser, use=use, optimizer_state="kept")
-    notes = {name: values[0] for name, values in algorithm.note(torch.ones(1), nodes=3, layers=1).items()}
+    small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=3, layers=1).items()}
     samples = torch.tensor([10.0, 30.0, 20.0], dtype=torch.float64)
     models = torch.tensor([1.0, 2.0], dtype=torch.float64).expand(3, 2)
     for base in ([1.0, 2.0], [0.5, 1.0], [3.0, -1.0]):
@@ -138,7 +138,7 @@ def test_fedawa_learns_nothing_from_equal_neighbours(regulariser, use) -> None:
             samples / 60,
             samples,
             torch.tensor(base, dtype=torch.float64),
-            notes,
+            small_state,
             lambda name: models,
             lambda a, b: b - a,
         )

@@ -68,7 +68,7 @@ def test_slowmo_by_hand() -> None:
     slow = torch.zeros(1, 2)
     own = SimpleNamespace(
         base=torch.tensor([[1.0, 2.0]]),
-        memory={"slow": slow},
+        state={"slow": slow},
         rates=torch.tensor([[0.5, 0.0]]),
         expand=lambda values: values,
     )
@@ -96,7 +96,7 @@ def test_the_median_by_hand() -> None:
     from coordinate_median import CoordinateMedian
 
     def median(*models: list[float]) -> list[float]:
-        near = SimpleNamespace(hear={"model": torch.tensor(models)}.__getitem__)
+        near = SimpleNamespace(receive={"model": torch.tensor(models)}.__getitem__)
         values: list[float] = CoordinateMedian().combine(near).tolist()
         return values
 
@@ -172,7 +172,7 @@ class FedProx(Algorithm):
 
     mu: float = 0.01
 
-    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, memory: Any) -> Tensor:
+    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, state: Any) -> Tensor:
         return gradient.mul_(1 + self.mu)
 
 

@@ -124,7 +124,12 @@ def test_the_search_leaves_everything_but_the_rates_as_it_was(start, module, mod
     simulator = start(other, spec(**more))
     population = simulator.engine.population
     generator = torch.Generator().manual_seed(0)
-    matrices = [population.base, population.steps, *population.memory.values(), *population.state.values()]
+    matrices = [
+        population.base,
+        population.steps,
+        *population.optimizer_state.values(),
+        *population.algorithm_state.values(),
+    ]
     for matrix in matrices:
         matrix += torch.rand(matrix.shape, generator=generator)
     before = [values.clone() for values in (*matrices, *population.buffers.values())]

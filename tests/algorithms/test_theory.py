@@ -42,7 +42,7 @@ from feda2l.rates.base import Rule
 from feda2l.rates.constant import Constant
 from feda2l.rates.feda2l import FedA2LRule
 from feda2l.round.population import Population
-from feda2l.round.run import LiveRun, Member, RunPlan
+from feda2l.round.run import LiveRun, RunData, RunPlan
 from feda2l.round.train import Loss, Training
 from feda2l.simulate.exchange import AllNodes
 from feda2l.simulate.loop import RoundLoop
@@ -188,7 +188,7 @@ def simulate(
         plan = RunPlan(
             name="",
             rounds=run.rounds,
-            member=Member(training, run.shards, [], test, CLASSES),
+            member=RunData(training, run.shards, [], test, CLASSES),
             layers=layers,
             mixing=mixing,
             rule=run.rule,
@@ -203,7 +203,7 @@ def simulate(
         )
         simulation = LiveRun(plan, AllNodes(mixing, plan.samples))
         simulations.append(simulation)
-    state = {name for run in runs for name in run.algorithm.memory}
+    state = {name for run in runs for name in run.algorithm.state}
     rows = sum(len(run.shards) for run in runs)
     population = Population(model, rows, len(runs), "sgd", state=state, dtype=torch.float64)
     for row in range(rows):

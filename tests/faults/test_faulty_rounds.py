@@ -71,7 +71,7 @@ def test_who_is_away_stands_still(algorithm, fault, faulty):
     assert not torch.equal(other["model.fc1.weight"], everything(simulation, 0)["model.fc1.weight"])
     assert all(values[1] in (None, 0) for values in record["nodes"].values())
     assert record["nodes"]["accuracy"][1] is None
-    assert record["layers"]["rate"][1] == record["layers"]["zeta"][1] == [None] * len(simulation.plan.layers)
+    assert record["layers"]["rate"][1] == record["layers"]["stability"][1] == [None] * len(simulation.plan.layers)
 
 
 def test_the_mean_is_of_those_who_are_there(faulty):
@@ -96,7 +96,7 @@ def test_each_mixes_whom_it_hears(faulty):
     trained, base = simulation.state.population.trained, simulation.state.population.base
     for node, near in ((0, (0, 4)), (2, (2, 3)), (3, (2, 3)), (4, (0, 4))):
         close(base[node], mean(simulation, node, trained, near))
-    assert record["nodes"]["heard"] == [1, None, 1, 1, 1]
+    assert record["nodes"]["received"] == [1, None, 1, 1, 1]
     assert record["nodes"]["rejected"] == [0, None, 0, 0, 1]
     assert record["nodes"]["bytes_sent"] == [simulation.message * count for count in (1, 0, 1, 2, 1)]
 
@@ -128,7 +128,7 @@ def test_a_restart_takes_the_neighbours_mean_and_keeps_the_rest(faulty):
     for key in before:
         kept = not key.startswith("model.")
         assert torch.equal(before[key], after[key]) == kept, key
-    assert play(simulator, 1)["nodes"]["heard"] == [2, 2, 2, 2, 2]
+    assert play(simulator, 1)["nodes"]["received"] == [2, 2, 2, 2, 2]
     assert len(simulation.state.rates.own[1].history.divergence) == 3  # of rounds 1, 2 and 5
 
 
@@ -193,7 +193,7 @@ def test_statistics_come_back_with_the_model_where_they_travel(buffers, faulty):
     else:
         assert torch.equal(found, frozen["buffers.2.running_var"])
     play(simulator, 1)
-    assert simulation.diverged is None
+    assert simulation.non_finite is None
 
 
 def test_alone_a_node_keeps_its_rate_and_its_history(faulty):
@@ -203,10 +203,10 @@ def test_alone_a_node_keeps_its_rate_and_its_history(faulty):
     own = simulation.state.rates.own[1]
     rates, history = own.rates.clone(), own.history.divergence.clone()
     record = play(simulator, 2)
-    assert record["nodes"]["heard"][1] == 0
+    assert record["nodes"]["received"][1] == 0
     assert record["layers"]["rate"][1] == rates[0].tolist()
-    assert record["layers"]["zeta"][1] == [None] * len(simulation.plan.layers)
-    assert None not in record["layers"]["sigma"][1]
+    assert record["layers"]["stability"][1] == [None] * len(simulation.plan.layers)
+    assert None not in record["layers"]["divergence"][1]
     assert torch.equal(own.rates, rates)
     assert torch.equal(own.history.divergence, history)
     # it trained on: its aggregated state is its trained one

@@ -46,7 +46,7 @@ def test_a_plan_without_faults_changes_no_byte(plan, tmp_path):
 def test_until_the_first_fault_the_records_are_those_of_a_calm_run(plan, tmp_path):
     calm, faulty = run(tmp_path / "calm").folder.read(), run(tmp_path / "faulty", faults=plan("crash node=0 round=6"))
     for before, after in zip(calm[:5], faulty.folder.read(), strict=False):
-        for name in ("heard", "rejected"):
+        for name in ("received", "rejected"):
             after["nodes"].pop(name)
         assert before == after
     assert calm[5] != faulty.folder.read()[5]

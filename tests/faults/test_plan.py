@@ -22,8 +22,8 @@ def test_a_crash_lasts_until_the_restart(plan):
     assert {r: found.rejoins(1, r) for r in range(1, 9) if found.rejoins(1, r)} == {5: "without_own"}
     assert not any(found.rejoins(2, r) for r in range(1, 9))
     # neither hears the other while it is away, and both hear the rest
-    assert rounds(lambda r: not found.hears(0, 1, r)) == rounds(lambda r: not found.hears(1, 0, r)) == [3, 4]
-    assert all(found.hears(0, 3, r) for r in range(1, 9))
+    assert rounds(lambda r: not found.receives(0, 1, r)) == rounds(lambda r: not found.receives(1, 0, r)) == [3, 4]
+    assert all(found.receives(0, 3, r) for r in range(1, 9))
 
 
 def test_a_hang_is_an_absence_that_knows_its_end(plan):
@@ -49,8 +49,8 @@ def test_a_delay_counts_only_past_the_deadline(plan):
     path = plan("delay node=1 round=2 seconds=2", "delay node=1 round=3 seconds=2.5 rounds=2", head="deadline = 2")
     found = FaultPlan.load(path, 3)
     assert [found.delay(1, r) for r in (1, 2, 3, 4, 5)] == [0, 2, 2.5, 2.5, 0]
-    assert rounds(lambda r: not found.hears(0, 1, r)) == [3, 4]
-    assert all(found.hears(1, 0, r) for r in range(1, 9))  # it goes on with the others itself
+    assert rounds(lambda r: not found.receives(0, 1, r)) == [3, 4]
+    assert all(found.receives(1, 0, r) for r in range(1, 9))  # it goes on with the others itself
     assert not any(found.away(1, r) for r in range(1, 9))
     assert FaultPlan.load(plan("delay node=1 round=2 seconds=5"), 3).deadline == 5
 
@@ -59,7 +59,7 @@ def test_drop_and_corrupt_are_of_a_sender_and_its_listeners(plan):
     found = FaultPlan.load(
         plan("drop node=0 round=2 to=[1]", "corrupt node=0 round=3 to=[2]", "corrupt node=1 round=4"), 3
     )
-    cut = [(i, j, r) for r in range(1, 6) for i in range(3) for j in range(3) if not found.hears(i, j, r)]
+    cut = [(i, j, r) for r in range(1, 6) for i in range(3) for j in range(3) if not found.receives(i, j, r)]
     assert cut == [(1, 0, 2), (2, 0, 3), (0, 1, 4), (2, 1, 4)]
     refused = [(i, j, r) for r in range(1, 6) for i in range(3) for j in range(3) if found.rejects(i, j, r)]
     assert refused == [(2, 0, 3), (0, 1, 4), (2, 1, 4)]
@@ -80,9 +80,9 @@ def test_what_does_not_arrive_is_not_refused(plan):
 
 def test_a_split_parts_its_sides_and_heals(plan):
     found = FaultPlan.load(plan("split round=2 rounds=2 sides=[[0,1],[2,3]]"), 5)
-    parted = {(i, j) for i in range(5) for j in range(5) if not found.hears(i, j, 3)}
+    parted = {(i, j) for i in range(5) for j in range(5) if not found.receives(i, j, 3)}
     assert parted == {(i, j) for a, b in (((0, 1), (2, 3)), ((2, 3), (0, 1))) for i in a for j in b}  # 4 is on no side
-    assert rounds(lambda r: not found.hears(0, 2, r)) == [2, 3]
+    assert rounds(lambda r: not found.receives(0, 2, r)) == [2, 3]
 
 
 def test_rejoin_and_several_nodes_at_once(plan):
@@ -97,7 +97,7 @@ def test_rejoin_and_several_nodes_at_once(plan):
 
 def test_a_plan_without_faults_is_none(plan):
     assert not FaultPlan.load(plan(), 3)
-    assert FaultPlan().hears(0, 1, 1)
+    assert FaultPlan().receives(0, 1, 1)
 
 
 MISTAKES = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from feda2l.faults import FaultPlan
-from feda2l.faults.schedule import Schedule
+from feda2l.faults.schedule import PresenceSchedule
 from feda2l.topology import build, build_mixing
 
 SAMPLES = [10, 20, 30, 40, 50]
@@ -14,7 +14,7 @@ SAMPLES = [10, 20, 30, 40, 50]
 def schedule(plan):
     def make(*faults, name="ring", weights="samples", nodes=5, push=False, head=""):
         mixing = build_mixing(build(name, nodes), weights, SAMPLES[:nodes], push=push)
-        return Schedule(FaultPlan.load(plan(*faults, head=head), nodes), mixing, SAMPLES[:nodes])
+        return PresenceSchedule(FaultPlan.load(plan(*faults, head=head), nodes), mixing, SAMPLES[:nodes])
 
     return make
 
@@ -32,7 +32,7 @@ def test_those_who_are_there_share_the_weights_of_who_is_not(schedule):
     assert weights_of(found, 2, 2) == {2: 30 / 70, 3: 40 / 70}
     assert weights_of(found, 3, 2) == {2: 30 / 120, 3: 40 / 120, 4: 50 / 120}
     assert weights_of(found, 1, 2) == {1: 1.0}
-    assert found.round(2).heard == (1, 0, 1, 2, 2)
+    assert found.round(2).received == (1, 0, 1, 2, 2)
     assert found.round(2).sent == (1, 0, 1, 2, 2)
     assert not found.round(2).alone
 
@@ -64,7 +64,7 @@ def test_a_node_that_hears_nobody_is_alone_and_an_isolated_one_is_not(schedule):
 def test_refused_messages_are_counted_and_were_sent(schedule):
     found = schedule("corrupt node=2 round=1", "drop node=0 round=1").round(1)
     assert found.rejected == (0, 1, 0, 1, 0)
-    assert found.heard == (2, 0, 2, 1, 1)
+    assert found.received == (2, 0, 2, 1, 1)
     assert found.sent == (0, 2, 2, 2, 2)
     assert found.alone == {1}
 
@@ -72,7 +72,7 @@ def test_refused_messages_are_counted_and_were_sent(schedule):
 def test_a_late_message_is_left_out_by_all_and_its_sender_goes_on(schedule):
     found = schedule("delay node=2 round=1 seconds=3", head="deadline = 1").round(1)
     assert found.present == (0, 1, 2, 3, 4)
-    assert found.heard == (2, 1, 2, 1, 2)
+    assert found.received == (2, 1, 2, 1, 2)
 
 
 def test_the_mean_of_a_comeback_by_hand(schedule):
@@ -112,8 +112,8 @@ def test_who_never_spoke_takes_up_the_others_alone(schedule):
 def test_a_large_network_stays_sparse(plan):
     nodes = 20_000
     mixing = build_mixing(build("ring", nodes), "metropolis", [1] * nodes)
-    found = Schedule(FaultPlan.load(plan("crash node=7 round=1"), nodes), mixing, [1] * nodes).round(1)
-    assert found.heard[6] == 1
+    found = PresenceSchedule(FaultPlan.load(plan("crash node=7 round=1"), nodes), mixing, [1] * nodes).round(1)
+    assert found.received[6] == 1
     values = torch.randn(nodes, 2)
     out = torch.empty_like(values)
     found.mixing.apply(values, 1, out)

@@ -44,8 +44,10 @@ def test_rounds_equal_the_cpus(name: str) -> None:
         gpu, found, run = rounds(chosen(name, {"runtime": {"engine": engine}}), 3, "cuda")
         assert difference(cpu.base, gpu.base) < LOOSE.get(name, 1e-5), engine
         assert found[-1]["bytes_sent"] == records[-1]["bytes_sent"]
-        for key, values in run.live.state.notes.items():
-            torch.testing.assert_close(values, expected.live.state.notes[key], rtol=1e-3, atol=1e-6, equal_nan=True)
+        for key, values in run.live.state.small_state.items():
+            torch.testing.assert_close(
+                values, expected.live.state.small_state[key], rtol=1e-3, atol=1e-6, equal_nan=True
+            )
 
 
 @pytest.mark.parametrize("name", ["fedntd", "dfedsam", "fedprox"])

@@ -8,7 +8,7 @@ from feda2l.engines.batched_timer import dropouts, timer_forward
 from feda2l.engines.timer_passes import draws_of
 from feda2l.layers import find_layers
 from feda2l.models.timer import Timer
-from feda2l.rates.base import Measure
+from feda2l.rates.base import SignalSettings
 from feda2l.round.layout import Layout
 from feda2l.round.signals import LayerReductions
 from feda2l.topology import build, build_mixing
@@ -24,7 +24,7 @@ def test_signals_of_few_rows_are_the_cpus(rows: int) -> None:
     base, trained = torch.randn(2, rows, layout.width) * 1e-3
     found = []
     for device in ("cpu", "cuda"):
-        columns = LayerReductions(layout, find_layers(model), Measure(), torch.device(device))
+        columns = LayerReductions(layout, find_layers(model), SignalSettings(), torch.device(device))
         states = base.to(device), trained.to(device)
         found.append(torch.stack([columns.divergence(*states), columns.movement(*states), columns.stability(*states)]))
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)

@@ -7,7 +7,7 @@ import torch
 from feda2l.errors import FedA2LError
 from feda2l.network import Clock
 from feda2l.network.draws import lognormal
-from feda2l.network.links import Cost, DrawnLinks, ListedLinks
+from feda2l.network.links import DrawnLinks, LinkTime, ListedLinks
 from feda2l.network.nodes import speeds, uplinks
 from feda2l.network.profiles import LINKS, SPEEDS, LinkProfile
 from feda2l.topology import build
@@ -22,7 +22,7 @@ class Same:
         self.latency, self.per_byte = latency, per_byte
 
     def cost(self, senders, listeners):
-        return Cost(np.full(len(senders), self.latency), np.full(len(senders), self.per_byte))
+        return LinkTime(np.full(len(senders), self.latency), np.full(len(senders), self.per_byte))
 
 
 def clock(name, work, links=None, uplink=None, **options):

@@ -143,7 +143,7 @@ def test_who_rests_keeps_its_model_and_its_rates_and_is_scored_all_the_same(star
         assert all(record["nodes"]["bytes_sent"][node] == 0 for node in rests)
         assert None not in record["nodes"]["accuracy"]
         for node in rests:
-            assert record["layers"]["sigma"][node] == record["layers"]["rate"][node] == [None] * layers
+            assert record["layers"]["divergence"][node] == record["layers"]["rate"][node] == [None] * layers
     # who was there observed, and nobody else: histories are as long as the rounds that a node mixed in
     state = simulation.state.rates.state_dict()
     for node in range(6):

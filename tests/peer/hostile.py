@@ -70,7 +70,7 @@ class Hostile:
             samples=100,
             steps=1,
             degree=3,
-            heard_by=3,
+            receivers=3,
         )
 
     def packed(self, **changes: Tensor) -> bytearray:

@@ -8,7 +8,7 @@ import tomli_w
 
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
-from feda2l.peer.node import Node
+from feda2l.peer.node import PeerNode
 from feda2l.spec.spec import Spec
 from feda2l.swarm.swarm_folder import neighbour_lists
 from feda2l.topology import build
@@ -52,14 +52,15 @@ def configs(values: dict[str, Any], folder: Path, **more: Any) -> list[NodeConfi
     ]
 
 
-def run_together(nodes: list[NodeConfig], *, timeout: float = 120.0) -> list[Node]:
+def run_together(nodes: list[NodeConfig], *, timeout: float = 120.0) -> list[PeerNode]:
     """Run nodes in threads to their end; the first error is raised."""
     hub, errors = Hub(), list[BaseException]()
     made = [
-        Node(config, NodeLog(config.name, None, level="warning"), transport=hub.join(config.name)) for config in nodes
+        PeerNode(config, NodeLog(config.name, None, level="warning"), transport=hub.join(config.name))
+        for config in nodes
     ]
 
-    def work(node: Node) -> None:
+    def work(node: PeerNode) -> None:
         try:
             node.run()
         except BaseException as error:

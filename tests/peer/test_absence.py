@@ -11,8 +11,8 @@ from torch import Tensor
 
 from feda2l.equations import Signals
 from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
-from feda2l.peer.courier import Facts
 from feda2l.peer.exchange import OverNetwork
+from feda2l.peer.messenger import Facts
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.node import assemble_node
 from feda2l.records.run_folder import RunFolder
@@ -61,8 +61,8 @@ class Mail:
     """
 
     def __init__(self, peer: Peer, samples: int) -> None:
-        self.peer, self.meddler = peer, None
-        self.facts = Facts("run", "n0", "0" * 64, samples=samples, steps=1, degree=3, heard_by=3)
+        self.peer, self.fault_injector = peer, None
+        self.facts = Facts("run", "n0", "0" * 64, samples=samples, steps=1, degree=3, receivers=3)
         self.neighbours = {
             j: Neighbour(NeighbourConfig(name=f"n{j}", id=j, address="localhost:1"), DeadlineConfig(), LimitsConfig())
             for j in THEIRS
@@ -107,7 +107,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., tuple[Peer, Mail]]]:
         made = Peer(assembled.live, exchange)
         exchange.make_template(assembled.live)
         mail = Mail(made, len(assembled.live.plan.member.shards[0]))
-        exchange.courier = mail  # type: ignore[assignment]
+        exchange.messenger = mail  # type: ignore[assignment]
         assembled.live.state.trained.fill_(OWN)
         return made, mail
 
@@ -143,7 +143,7 @@ def test_who_is_absent_has_no_weight_and_the_others_share_it(make, absent, how):
     setattr(mail, how, {0: set(absent)})
     peer.mix()
     everywhere(peer, mean(OWN, without(*absent), size=mail.facts.samples))
-    assert peer.exchange.heard == tuple(without(*absent))
+    assert peer.exchange.senders == tuple(without(*absent))
     if absent == (1, 3) and how == "gone":
         assert mail.asked == [1, 2, 3, 2]  # 1 is gone at once, 3 after 2 was added: 2 is asked once more
 
@@ -208,14 +208,14 @@ def test_nothing_mixed_is_no_observation_and_the_rates_stay(make):
     mail.silent = {0: {1, 2, 3}}
     layers = peer.finish_round()
     assert peer.live.state.round == 4
-    assert peer.exchange.heard == ()
+    assert peer.exchange.senders == ()
     everywhere(peer, OWN)  # what it trained, and nothing else
     assert torch.equal(peer.live.state.rates.rates, rates)
     assert torch.equal(peer.live.state.rates.multiplier, multiplier)
     assert history(peer) == observed
     for key, value in peer.live.state.rates.state_dict().items():
         assert torch.equal(value, before[key]), key
-    assert layers.zeta == [None] * len(peer.live.plan.layers)
+    assert layers.stability == [None] * len(peer.live.plan.layers)
     mail.silent = {}
     peer.finish_round()
     assert peer.live.state.round == 5
@@ -251,10 +251,10 @@ def test_who_lags_takes_over_the_mean_with_its_own_state(make):
     everywhere(peer, mean(OWN, without(3), size=mail.facts.samples))
     assert peer.live.state.round == 7  # it goes on with the round that the lower of the two ahead is in
     assert peer.exchange.jumped
-    assert peer.exchange.heard == (1, 2)
+    assert peer.exchange.senders == (1, 2)
     assert history(peer) == observed
     assert torch.equal(peer.live.state.rates.rates, rates)
-    assert layers.zeta == [None] * len(peer.live.plan.layers)
+    assert layers.stability == [None] * len(peer.live.plan.layers)
     mail.rounds = {}
     peer.finish_round()
     assert (peer.live.state.round, peer.exchange.jumped) == (8, False)

@@ -24,7 +24,7 @@ from feda2l.cli import network as commands
 from feda2l.errors import FedA2LError, RunFailed
 from feda2l.wire import certificates
 from feda2l.wire.certificates import Authority, Identity, describe, issue, make_authority
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 
 
 @pytest.fixture
@@ -203,14 +203,14 @@ def test_time_and_authority_are_checked(folder: Path, tmp_path: Path) -> None:
         issue(folder, name, since=now + timedelta(days=since), days=30)
         with pytest.raises(FedA2LError, match=words):
             load(folder, name)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RejectedMessage) as refused:
             authority.check(der(folder / f"{name}.pem"))
         assert refused.value.reason == reason
         assert describe(folder / f"{name}.pem")["state"] == reason.removeprefix("certificate ")
     elsewhere = tmp_path / "elsewhere"
     make_authority(elsewhere)
     issue(elsewhere, "alice")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedMessage) as refused:
         authority.check(der(elsewhere / "alice.pem"))
     assert refused.value.reason == "authority"
     with pytest.raises(FedA2LError, match="does not vouch for it"):
@@ -223,7 +223,7 @@ def test_a_node_is_no_authority(folder: Path) -> None:
     for ending in ("pem", "key"):
         (folder / "sub" / f"ca.{ending}").write_bytes((folder / f"alice.{ending}").read_bytes())
     issue(folder / "sub", "bob")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedMessage) as refused:
         Authority.load(folder / "ca.pem").check(der(folder / "sub" / "bob.pem"))
     assert refused.value.reason == "authority"
 
@@ -251,7 +251,7 @@ def test_an_impostor_with_the_authoritys_name_is_refused(folder: Path) -> None:
         .not_valid_after(node.not_valid_after_utc)
         .sign(Ed25519PrivateKey.generate(), None)
     )
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedMessage) as refused:
         Authority.load(folder / "ca.pem").check(forged.public_bytes(Encoding.DER))
     assert refused.value.reason == "authority"
 
@@ -295,7 +295,7 @@ def test_zenoh_takes_the_certificates_of_one_authority_only(folder: Path) -> Non
             config.insert_json5(key, json.dumps(value))
         return zenoh.open(config)
 
-    def heard(place: Path, name: str, patience: float) -> bool:
+    def received(place: Path, name: str, patience: float) -> bool:
         with open_session(place, name, connect=[address]) as session:
             end = time.monotonic() + patience
             while time.monotonic() < end:
@@ -305,5 +305,5 @@ def test_zenoh_takes_the_certificates_of_one_authority_only(folder: Path) -> Non
         return False
 
     with open_session(folder, "alice", listen=[address]):
-        assert heard(folder, "bob", 10)
-        assert not heard(folder / "evil", "mallory", 1)
+        assert received(folder, "bob", 10)
+        assert not received(folder / "evil", "mallory", 1)

@@ -92,11 +92,11 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[Ru
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     lines = [json.loads(line) for line in states[1].rounds.read_text().splitlines()]
     for line in lines[2:]:
-        line["heard"] = [0]
-    lines[2]["heard"] = []
+        line["received"] = [0]
+    lines[2]["received"] = []
     states[1].rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for line in (lines := [json.loads(line) for line in states[0].rounds.read_text().splitlines()])[2:]:
-        line["heard"] = [1]
+        line["received"] = [1]
     states[0].rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
     # as in a log: the line of a message that is refused in round 3 bears the last round that is complete
     with open(states[1].path / "log.jsonl", "a") as log:
@@ -118,7 +118,7 @@ def test_a_missing_node_has_no_figures(broken):
     collected, _ = broken
     records = collected.read()
     assert [record["nodes"]["accuracy"][2] is None for record in records] == [False, False, True, True]
-    assert [record["nodes"]["heard"] for record in records] == [[2, 2, 2], [2, 2, 2], [1, 0, None], [1, 1, None]]
+    assert [record["nodes"]["received"] for record in records] == [[2, 2, 2], [2, 2, 2], [1, 0, None], [1, 1, None]]
     assert [record["nodes"]["rejected"] for record in records][2] == [0, 1, None]
     sent = records[0]["nodes"]["bytes_sent"][0] // 2
     assert records[2]["nodes"]["bytes_sent"] == [sent, sent, 0]  # refused is sent

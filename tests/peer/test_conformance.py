@@ -11,8 +11,8 @@ from networks import configs, run_together
 
 import feda2l
 from feda2l.peer import node as peer_node
-from feda2l.peer.courier import Courier
-from feda2l.peer.node import Node
+from feda2l.peer.messenger import Messenger
+from feda2l.peer.node import PeerNode
 from feda2l.simulate.checkpoint import read_checkpoint
 from feda2l.wire.mailbox import NEWEST
 from feda2l.wire.message import HEAD_LIMIT, unseal
@@ -44,7 +44,7 @@ def _check(values: dict[str, Any], folder: Path, **more: Any) -> None:
             own_record = node.folder.read()[round]
             for key, value in own_record["nodes"].items():
                 assert value == [record["nodes"][key][node.exchange.id]], key
-            for key in ("rate", "multiplier", "sigma", "zeta"):
+            for key in ("rate", "multiplier", "divergence", "stability"):
                 assert own_record["layers"][key] == [record["layers"][key][node.exchange.id]]
 
 
@@ -97,7 +97,9 @@ def _wait_for(transport: Transport, name: str, round: int) -> None:
 
 
 # n0 hears n3: nobody but n1 waits for n0, so n3 is that far ahead before n0 is there, or has looked around
-@pytest.mark.parametrize(("late", "ahead"), [((Node, "connect"), 2), ((Courier, "newest"), 3)], ids=["start", "look"])
+@pytest.mark.parametrize(
+    ("late", "ahead"), [((PeerNode, "connect"), 2), ((Messenger, "newest"), 3)], ids=["start", "look"]
+)
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_directed_graph_where_one_begins_or_goes_on_late(tmp_path, monkeypatch, late, ahead, before):
     if before:
@@ -105,7 +107,7 @@ def test_a_directed_graph_where_one_begins_or_goes_on_late(tmp_path, monkeypatch
     in_time: Callable[..., Any] = getattr(*late)
 
     def begin(self: Any, *rest: Any, **more: Any) -> Any:
-        if (self.config if isinstance(self, Node) else self.facts).name == "n0":
+        if (self.config if isinstance(self, PeerNode) else self.facts).name == "n0":
             _wait_for(self.transport, "n3", before + ahead)
         return in_time(self, *rest, **more)
 
@@ -116,30 +118,30 @@ def test_a_directed_graph_where_one_begins_or_goes_on_late(tmp_path, monkeypatch
 def test_a_directed_graph_where_one_is_slow_to_the_end(tmp_path, monkeypatch):
     """n3 is done while n0 has two rounds to train, each of which takes longer than anybody stays for nothing."""
     monkeypatch.setattr(peer_node, "LEAVING", 0.2)
-    in_time = Courier.publish
+    in_time = Messenger.publish
 
-    def publish(self: Courier, round: int, *rest: Any) -> None:
+    def publish(self: Messenger, round: int, *rest: Any) -> None:
         if self.facts.name == "n0" and round in (3, 4):
             _wait_for(self.transport, "n3", 5)
             time.sleep(1.0)
         in_time(self, round, *rest)
 
-    monkeypatch.setattr(Courier, "publish", publish)
+    monkeypatch.setattr(Messenger, "publish", publish)
     _check(DIRECTED, tmp_path)
 
 
 def test_a_search_waits_for_whoever_is_not_started(tmp_path, monkeypatch):
     """As the first round does: the least deadline is for those who were there and are gone."""
-    in_time = Node.connect
+    in_time = PeerNode.connect
 
-    def connect(self: Node) -> Courier:
+    def connect(self: PeerNode) -> Messenger:
         if self.config.name == "n0":
             assert self.transport is not None
             _wait_for(self.transport, "n1", 0)
             time.sleep(2.0)
         return in_time(self)
 
-    monkeypatch.setattr(Node, "connect", connect)
+    monkeypatch.setattr(PeerNode, "connect", connect)
     algorithm = {"name": "dfedhpo", "trials": 2, "eval_epochs": 1, "consensus": False}
     values = SMALL | {"rounds": 2, "algorithm": algorithm, "topology": {"name": "ring"}}
     _check(values, tmp_path, deadline={"least": 1.0, "most": 600.0})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feda2l.wire.message import FIELDS, HEAD_LIMIT, LENGTHS, TAG, seal, unseal
 from feda2l.wire.payload import Template, norm, pack, unpack
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 from tools import fuzz_messages
 from tools.fuzz_messages import Case, fuzz, make_case
 
@@ -36,7 +36,7 @@ def test_mutated_messages() -> None:
 @SHORT
 @given(data=st.binary(max_size=HEAD_LIMIT + 10), secure=st.booleans())
 def test_any_bytes_are_no_head(case: Case, data: bytes, secure: bool) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedMessage):
         unseal(data, case.authority if secure else None)
 
 
@@ -54,7 +54,7 @@ def test_any_value_of_a_field_is_taken_as_it_is_or_refused(case: Case, field: st
     sealed = LENGTHS.pack(*map(len, parts)) + b"".join(parts)
     try:
         head = unseal(sealed, case.authority)
-    except Refused:
+    except RejectedMessage:
         return
     assert getattr(head, field) == value
     assert seal(head, alice) == sealed
@@ -63,7 +63,7 @@ def test_any_value_of_a_field_is_taken_as_it_is_or_refused(case: Case, field: st
 @SHORT
 @given(der=st.binary(max_size=600))
 def test_any_bytes_are_no_certificate(case: Case, der: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedMessage):
         case.authority.check(der)
 
 
@@ -78,7 +78,7 @@ def test_any_values_are_read_as_they_are_or_refused(values: bytes, dtype: torch.
     sound = bool((expected.isfinite() & (expected >= 0)).all())
     try:
         received = unpack(payload, template)
-    except Refused:
+    except RejectedMessage:
         assert not sound
         return
     assert sound
@@ -89,8 +89,8 @@ def test_any_values_are_read_as_they_are_or_refused(values: bytes, dtype: torch.
 @SHORT
 @given(data=st.binary(max_size=400))
 def test_any_bytes_are_no_payload(case: Case, data: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedMessage):
         unpack(data, case.template)
     if data and not case.payloads[0].startswith(data):
-        with pytest.raises(Refused):
+        with pytest.raises(RejectedMessage):
             unpack(data + case.payloads[0][len(data) :], case.template)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from feda2l.wire.certificates import Authority, Identity, issue, make_authority
 from feda2l.wire.message import FIELDS, HEAD_LIMIT, LENGTHS, MOST, TAG, Head, seal, unseal
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 
 HEAD = Head(
     protocol=1,
@@ -25,7 +25,7 @@ HEAD = Head(
     samples=500,
     steps=50,
     degree=2,
-    heard_by=3,
+    receivers=3,
 )
 SPELLING = (
     b'{"protocol":1,"run":"digits","round":7,"step":0,"sender":"alice","model":"'
@@ -55,7 +55,7 @@ def identity(folder: Path, name: str) -> Identity:
 
 
 def reason(data: bytes, authority: Authority | None) -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedMessage) as refused:
         unseal(data, authority)
     return refused.value.reason
 
@@ -149,11 +149,11 @@ def test_an_answer_is_held_against_its_question() -> None:
     HEAD.expect(**asked)
     HEAD.expect(**asked | {"round": 5, "step": 3})  # the answer is newer
     for field, other in {"run": "cifar", "sender": "bob", "model": "0" * 64}.items():
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RejectedMessage) as refused:
             HEAD.expect(**asked | {field: other})
         assert refused.value.reason == field
     for later in ({"round": 8}, {"step": 1}):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RejectedMessage) as refused:
             HEAD.expect(**asked | later)
         assert refused.value.reason == "replay"
 

@@ -46,29 +46,29 @@ def test_only_the_last_arrivals_count():
 def test_who_missed_a_round_is_away_until_it_comes_again():
     one = neighbour(1.0)
     assert one.present
-    assert one.heard == 1
+    assert one.received == 1
     one.missed()
     assert not one.present
     one.came(9, 1.0)
     assert one.present
-    assert one.heard == 9
+    assert one.received == 9
 
 
 def test_quarantine_after_so_many_strikes_for_so_many_rounds():
     one = neighbour(strikes=3, quarantine_rounds=4)
-    assert [one.misbehaved("digest", 10), one.misbehaved("norm", 11)] == [False, False]
+    assert [one.record_rejection("digest", 10), one.record_rejection("norm", 11)] == [False, False]
     assert not one.quarantined(12)
-    assert one.misbehaved("digest", 12)
+    assert one.record_rejection("digest", 12)
     assert [round for round in range(11, 20) if one.quarantined(round)] == [11, 12, 13, 14, 15, 16]
     assert one.rejects == {"digest": 2, "norm": 1}
     assert one.strikes == 0  # it begins anew afterwards
-    assert not one.misbehaved("digest", 17)
+    assert not one.record_rejection("digest", 17)
 
 
 def test_a_good_message_makes_up_for_a_bad_one():
     one = neighbour(strikes=2, quarantine_rounds=4)
     for round in range(1, 9):
-        assert not one.misbehaved("digest", round)
+        assert not one.record_rejection("digest", round)
         one.came(round, 1.0)
     assert one.strikes == 0
     assert one.rejects["digest"] == 8

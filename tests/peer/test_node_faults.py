@@ -42,14 +42,14 @@ def on(topology: str, **changes: Any) -> dict[str, Any]:
 def all_heard(network: Network, round: int) -> None:
     """Wait until every node has heard all of its neighbours in one round after a round."""
 
-    def heard() -> bool:
+    def received() -> bool:
         for node in network.nodes:
             near = len(node.config["neighbours"])
-            if not any(len(line["heard"]) == near for line in node.rounds()[round:]):
+            if not any(len(line["received"]) == near for line in node.rounds()[round:]):
                 return False
         return True
 
-    wait_for(heard, f"all are heard after round {round}")
+    wait_for(received, f"all are heard after round {round}")
 
 
 def check(network: Network, spec: dict[str, Any], folder: Path, survivors: list[NodeProcess]) -> None:
@@ -89,7 +89,7 @@ def test_two_of_five_are_killed_and_come_back(tmp_path, topology):
         assert node.log("finished")
         assert node.log("rejoined")[0]["at"] >= node.log("resumed")[0]["after"] + 2
     for node in network.nodes:
-        assert len(node.rounds()[-1]["heard"]) == len(node.config["neighbours"])
+        assert len(node.rounds()[-1]["received"]) == len(node.config["neighbours"])
 
 
 @TOPOLOGIES
@@ -129,9 +129,9 @@ def test_a_network_is_split_and_heals(tmp_path, topology):
             node.reach(cut + 8)
         for side, ids in ((one, {0, 1}), (other, {2, 3, 4})):
             for node in side:
-                heard = set(node.rounds()[cut + 5]["heard"])
-                assert heard, f"{node.name} goes on with its side"
-                assert heard <= ids, node.name
+                received = set(node.rounds()[cut + 5]["received"])
+                assert received, f"{node.name} goes on with its side"
+                assert received <= ids, node.name
         proxies.heal()
         all_heard(network, cut + 8)
         network.finish()
@@ -141,7 +141,7 @@ def test_a_network_is_split_and_heals(tmp_path, topology):
         check_lines(node, ROUNDS)
         distances[node.name] = round(node.accuracy - expected, 4)
         assert not node.log("rejected")
-        assert len(node.rounds()[-1]["heard"]) == len(node.config["neighbours"])
+        assert len(node.rounds()[-1]["received"]) == len(node.config["neighbours"])
     print(f"fault-free {expected:.4f}, distances {distances}")
     assert max(map(abs, distances.values())) < DISTANCE, distances
 
@@ -164,7 +164,9 @@ def test_a_slow_node_does_not_slow_the_others_past_the_deadline(tmp_path):
     part = check_lines(slow, 40)
     assert len(part) < 40  # rounds went by without it
     assert slow.log("rejoined")
-    together = [line for line in part if line["heard"]][-1]  # where it is too slow even for the farewell, it ends alone
+    together = [line for line in part if line["received"]][
+        -1
+    ]  # where it is too slow even for the farewell, it ends alone
     assert abs(together["accuracy"] - expected) < DISTANCE
 
 
@@ -191,7 +193,7 @@ def test_a_whole_network_stops_and_goes_on(tmp_path):
         network.finish()
     for node, before in zip(network.nodes, stopped, strict=True):
         assert node.log("resumed")[-1]["after"] >= before - 1
-        assert len(node.rounds()[-1]["heard"]) == 2
+        assert len(node.rounds()[-1]["received"]) == 2
     check(network, spec, tmp_path / "simulated", [])
 
 

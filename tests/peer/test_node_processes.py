@@ -43,7 +43,7 @@ def test_one_is_killed_and_one_leaves_and_both_come_back(tmp_path):
             node.says("rejoined")
 
         def all_hear_all() -> bool:
-            return all(node.round and len(node.rounds()[-1]["heard"]) == 4 for node in network.nodes)
+            return all(node.round and len(node.rounds()[-1]["received"]) == 4 for node in network.nodes)
 
         wait_for(all_hear_all, "everybody hears everybody again")
         enough = max(node.round for node in network.nodes) + 3

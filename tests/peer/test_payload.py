@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from feda2l.wire.payload import DTYPES, PIECE, Template, digest, norm, pack, unpack
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 
 
 def model() -> dict[str, Tensor]:
@@ -22,7 +22,7 @@ def model() -> dict[str, Tensor]:
 
 
 def reason(payload: bytes | bytearray, template: Template, promised: str | None = None) -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedMessage) as refused:
         unpack(payload, template, promised)
     return refused.value.reason
 
@@ -131,7 +131,7 @@ def test_size_digest_and_layout_are_those_of_the_template() -> None:
 def test_values_that_are_not_finite_are_refused(name: str, value: float) -> None:
     tensors = model()
     tensors[name].view(-1)[-1] = value
-    with pytest.raises(Refused, match=name) as refused:
+    with pytest.raises(RejectedMessage, match=name) as refused:
         unpack(pack(tensors), Template.of(tensors))
     assert refused.value.reason == "not finite"
 
@@ -169,7 +169,7 @@ def test_messages_out_of_proportion_are_refused() -> None:
 
     send(7.4)
     for value in (7.6, 3e38):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RejectedMessage) as refused:
             send(value)
         assert refused.value.reason == "norm"
 

@@ -41,8 +41,8 @@ def _check(values: dict[str, Any], plan: str, folder: Path) -> None:
                 there = whole[name] if name == "round" else whole[name][id : id + 1]
             torch.testing.assert_close(found, there, rtol=0, atol=0, equal_nan=True, msg=f"{name} of {id}")
         for ours, theirs in zip(node.folder.read(), run.folder.read(), strict=True):
-            assert len(ours["heard"]) == theirs["nodes"]["heard"][id]
-            assert ours["layers"]["zeta"] == [theirs["layers"]["zeta"][id]]
+            assert len(ours["received"]) == theirs["nodes"]["received"][id]
+            assert ours["layers"]["stability"] == [theirs["layers"]["stability"][id]]
 
 
 # on a sparse graph those who waited for the late one are late for others in turn: real time, which no simulator has

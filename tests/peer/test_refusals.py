@@ -21,7 +21,7 @@ from feda2l.wire.zenoh_transport import ZenohTransport
 
 ROUNDS, STRIKES, QUARANTINE = 40, 5, 2  # enough rounds for every lie to fall outside a quarantine
 SPEC: dict[str, Any] = {
-    "name": "refusals",
+    "name": "rejected_messages",
     "rounds": ROUNDS,
     "data": {"name": "digits", "nodes": 4, "partition": "iid"},
     "topology": {"name": "full"},
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     """One network for all: to start four processes is what takes the time."""
-    folder = tmp_path_factory.mktemp("refusals")
+    folder = tmp_path_factory.mktemp("rejected_messages")
     limits = {"strikes": STRIKES, "quarantine_rounds": QUARANTINE, "samples": 100_000}
     network = Network(folder, SPEC, monitors=True, limits=limits)
     honest, member = network.nodes[:3], network.nodes[3]
@@ -130,7 +130,7 @@ def look_around(network: Network, certificate: Path) -> dict[str, Any]:
     """
     node, asked, answers, alive = network.nodes[0], list[str](), list[Any](), list[bool]()
     tls = Tls(network.certs / "ca.pem", certificate, certificate.with_suffix(".key"))
-    eve = ZenohTransport("eve", "refusals", free_addresses(1)[0], {"n0": network.addresses[0]}, tls)
+    eve = ZenohTransport("eve", "rejected_messages", free_addresses(1)[0], {"n0": network.addresses[0]}, tls)
 
     def try_until(round: int) -> bool:
         answers.extend(eve.ask("n0", key, 1.0, 1 << 20) for key in ("head/newest", "load/3/0"))
@@ -162,9 +162,9 @@ def test_the_honest_finish_every_round_with_each_other(outcome):
     for node in outcome.honest:
         others = [id for id in (0, 1, 2) if id != node.config["id"]]
         assert len(check_lines(node, ROUNDS)) == ROUNDS
-        heard = [line["heard"] for line in node.rounds()]
-        assert all(3 not in line for line in heard)
-        assert heard.count(others) >= ROUNDS - 5  # on a busy machine one may miss a deadline
+        received = [line["received"] for line in node.rounds()]
+        assert all(3 not in line for line in received)
+        assert received.count(others) >= ROUNDS - 5  # on a busy machine one may miss a deadline
         assert node.accuracy > 0.9
         assert "Traceback" not in node.said
 
@@ -212,7 +212,7 @@ def test_an_insecure_node_says_so_on_every_line_and_is_not_heard(outcome):
     assert len(lines) > 3
     assert all("INSECURE" in line for line in lines)
     assert all(line["insecure"] for line in node.log())
-    assert all(line["heard"] == [] for line in node.rounds())  # nor does it hear anybody
+    assert all(line["received"] == [] for line in node.rounds())  # nor does it hear anybody
 
 
 def test_strangers_are_logged_with_what_was_wrong_with_them(outcome):

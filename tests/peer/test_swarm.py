@@ -23,7 +23,7 @@ from feda2l.runs.evaluate import evaluate
 from feda2l.simulate.checkpoint import read_checkpoint
 from feda2l.spec.spec import Spec
 from feda2l.swarm import swarm_process
-from feda2l.swarm.swarm import Options, swarm
+from feda2l.swarm.swarm import SwarmOptions, swarm
 from feda2l.swarm.swarm_folder import free_ports
 
 SMALL: dict[str, Any] = {
@@ -97,7 +97,7 @@ def _check(values: dict[str, Any], folder: Path, *more: str) -> Path:
 
 def test_a_swarm_comes_to_the_simulators_bits(tmp_path):
     simulated = feda2l.run(SMALL, out=tmp_path / "simulated", progress=False)
-    folder = swarm(Spec.parse(SMALL), tmp_path / "swarm", Options(shown=False)).path
+    folder = swarm(Spec.parse(SMALL), tmp_path / "swarm", SwarmOptions(shown=False)).path
     demand_same(folder, simulated.path)
     assert evaluate(folder)["accuracy"] == feda2l.Run(folder).summary["accuracy"]["final"]
     assert not _nodes(tmp_path)
@@ -266,10 +266,10 @@ def test_a_fault_plan(tmp_path):
     assert "n1 is started again" in done.stderr
     assert "n2 hangs in round 12, as planned" in done.stderr
     run = feda2l.Run(tmp_path / "swarm")
-    heard = [record["nodes"]["heard"] for record in run.folder.read()]
-    assert [heard[round - 1][1] for round in (4, 5)] == [None, None]
-    assert [heard[round - 1][2] for round in (12, 13)] == [None, None]
-    assert min(heard[-1][node] or 0 for node in (1, 2)) > 0
+    received = [record["nodes"]["received"] for record in run.folder.read()]
+    assert [received[round - 1][1] for round in (4, 5)] == [None, None]
+    assert [received[round - 1][2] for round in (12, 13)] == [None, None]
+    assert min(received[-1][node] or 0 for node in (1, 2)) > 0
     assert run.summary["faults"]["missed"] >= 4
     assert (tmp_path / "swarm" / "faults.toml").read_text() == (tmp_path / "plan.toml").read_text()
     assert evaluate(run.path)["accuracy"] == run.summary["accuracy"]["final"]
@@ -320,7 +320,7 @@ def test_a_folder_that_is_not_its_own(tmp_path):
     with pytest.raises(FedA2LError, match="not empty"):
         swarm(Spec.parse({}), tmp_path / "full")
     with pytest.raises(FedA2LError, match="not the folder of a swarm"):
-        swarm(Spec.parse({}), tmp_path / "nowhere", Options(resume=True))
+        swarm(Spec.parse({}), tmp_path / "nowhere", SwarmOptions(resume=True))
     (tmp_path / "file").write_text("")
     with pytest.raises(FedA2LError, match="cannot be written"):
         swarm(Spec.parse(SMALL), tmp_path / "file")

@@ -18,7 +18,7 @@ import pytest
 from feda2l.errors import FedA2LError
 from feda2l.wire.certificates import issue, make_authority
 from feda2l.wire.memory_transport import Hub
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 from feda2l.wire.transport import Reply, Transport
 from feda2l.wire.zenoh_settings import PIECE, Tls
 from feda2l.wire.zenoh_transport import ZenohTransport
@@ -222,11 +222,11 @@ def test_payload_above_the_limit_is_refused_and_not_fetched(nodes: Nodes) -> Non
     wait_for(lambda: anna.alive("bert"))
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    with pytest.raises(Refused, match="too large"):
+    with pytest.raises(RejectedMessage, match="too large"):
         anna.ask("bert", "load", LONG, 49_999_999)
     assert desk.asked == ["load"]  # one question, so one piece at most
     assert memory("VmHWM") - before < 4 * PIECE  # it is here three times: with its sender, on the way, with us
-    with pytest.raises(Refused, match="too large"):
+    with pytest.raises(RejectedMessage, match="too large"):
         anna.ask("bert", "say/four", LONG, 3)
     assert anna.ask("bert", "say/four", LONG, 4) == b"four"
 

@@ -30,7 +30,7 @@ def moved(*rows: list[float]) -> Signals:
     return Signals(torch.full_like(movement, torch.nan), torch.full_like(movement, torch.nan), movement)
 
 
-def diverged(*rows: list[float]) -> Signals:
+def non_finite(*rows: list[float]) -> Signals:
     return Signals(f64(*rows), torch.full_like(f64(*rows), torch.nan))
 
 
@@ -172,18 +172,18 @@ def test_autolr_stem_follows_the_rate_of_the_first_block():
 
 def test_fed_lamb_by_hand():
     rates = start("fed_lamb", layers=3, nodes=2, trust=0.5, told={"steps": (4, 8)})
-    rates.step(1, diverged([0.1, 0.2, 0.8], [0.1, 0.2, 0.8]))
+    rates.step(1, non_finite([0.1, 0.2, 0.8], [0.1, 0.2, 0.8]))
     # .5 * .1 * 4 / sigma, and twice that with twice the steps
     expect(rates, [2.0, 1.0, 0.25], [4.0, 2.0, 0.5])
-    rates.step(2, diverged([0.1, 0.2, 0.8], [0.4, 0.4, 0.4]))
+    rates.step(2, non_finite([0.1, 0.2, 0.8], [0.4, 0.4, 0.4]))
     expect(rates, [4.0, 1.0, 0.1], [4.0, 2.0, 0.5])  # .0625 is clipped
 
 
 def test_fed_lamb_by_default_has_a_mean_of_one():
     rates = start("fed_lamb", layers=4, told={"steps": ()})
-    rates.step(1, diverged([0.1, 0.2, 0.4, 0.4]))  # ratios as 4, 2, 1, 1: their mean is 2
+    rates.step(1, non_finite([0.1, 0.2, 0.4, 0.4]))  # ratios as 4, 2, 1, 1: their mean is 2
     expect(rates, [2.0, 1.0, 0.5, 0.5])
-    rates.step(2, diverged([0.3, 0.3, 0.3, 0.3]))  # now they are as the rates
+    rates.step(2, non_finite([0.3, 0.3, 0.3, 0.3]))  # now they are as the rates
     expect(rates, [2.0, 1.0, 0.5, 0.5])
 
 
@@ -200,20 +200,20 @@ def test_fed_lamb_does_not_depend_on_the_rate_it_was_measured_with():
 
 def test_fed_lamb_equal_layers_have_the_base_rate():
     rates = start("fed_lamb", layers=4)
-    rates.step(1, diverged([0.25] * 4))
+    rates.step(1, non_finite([0.25] * 4))
     expect(rates, [1.0] * 4)
 
 
 @pytest.mark.parametrize("trust", [None, 0.5])
 def test_fed_lamb_a_layer_at_rest_has_the_base_rate_and_no_say(trust):
     rates = start("fed_lamb", layers=3, nodes=2, trust=trust)
-    rates.step(1, diverged([0.0, 0.1, 0.3], [0.0, 0.0, 0.0]))
+    rates.step(1, non_finite([0.0, 0.1, 0.3], [0.0, 0.0, 0.0]))
     expect(rates, [1.0, 1.5, 0.5] if trust is None else [1.0, 2.0, 2 / 3], [1.0, 1.0, 1.0])
 
 
 def test_fed_lamb_clips():
     rates = start("fed_lamb", layers=3, clip=(0.5, 1.25))
-    rates.step(1, diverged([1e-9, 1.0, 1e9]))
+    rates.step(1, non_finite([1e-9, 1.0, 1e9]))
     expect(rates, [1.25, 0.5, 0.5])
 
 
@@ -306,7 +306,7 @@ def test_what_was_not_told_is_asked_for(name, told, words):
 def test_movement_is_asked_for(name):
     assert RULES[name]().measure.movement
     with pytest.raises(FedA2LError, match=f"{name} needs .*movement"):
-        start(name).step(1, diverged([0.1] * 5))
+        start(name).step(1, non_finite([0.1] * 5))
 
 
 def test_nobody_else_asks_for_movement():

@@ -41,8 +41,8 @@ def evaluated() -> RoundRecord:
             "disagreement": [0.25],
             "rate": [[0.1], [None]],
             "multiplier": [[1.0], [None]],
-            "sigma": [[0.3], [None]],
-            "zeta": [[0.2], [None]],
+            "divergence": [[0.3], [None]],
+            "stability": [[0.2], [None]],
         },
         "accuracy": 0.75,
         "test_loss": 2.0,
@@ -118,7 +118,7 @@ def test_a_missed_round_has_every_key_and_no_value():
     demand_keys(missed, RoundRecord)
     demand_keys(missed["nodes"], NodeColumns)
     demand_keys(missed["layers"], LayerColumns)
-    assert (missed["round"], missed["bytes_sent"], missed["heard"]) == (7, 0, [])
+    assert (missed["round"], missed["bytes_sent"], missed["received"]) == (7, 0, [])
     assert main_score(missed) is None
     assert from_line(to_line(missed)) == missed
 
@@ -151,8 +151,8 @@ def test_the_tables_have_one_row_per_node_and_per_layer():
         "layer": ["fc"] * 4,
         "rate": [0.1, None] * 2,
         "multiplier": [1.0, None] * 2,
-        "sigma": [0.3, None] * 2,
-        "zeta": [0.2, None] * 2,
+        "divergence": [0.3, None] * 2,
+        "stability": [0.2, None] * 2,
     }
 
 

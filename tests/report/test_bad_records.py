@@ -123,7 +123,7 @@ def test_records_of_an_older_version_are_shown_as_far_as_they_go(tmp_path: Path)
 
 def test_of_one_run_in_two_folders_the_newest_finished_is_kept(tmp_path: Path) -> None:
     for number, (name, status, reached) in enumerate(
-        [("first", "finished", 3), ("good", "finished", 5), ("third", "diverged", 7)]
+        [("first", "finished", 3), ("good", "finished", 5), ("third", "non_finite", 7)]
     ):
         path = write_run(tmp_path / name / name, rising(reached), status=status)
         os.utime(path / "summary.json", (number, number))

@@ -108,7 +108,7 @@ def choose(browser: Any, section: str, what: str, number: int) -> None:
 def test_run_and_node_of_the_heat_maps_can_be_chosen(opened: Callable[..., Any]) -> None:
     browser = opened()
     choose(browser, "rates", "run", browser.execute_script("return data.runs.findIndex(run => run.heat.nodes === 6)"))
-    value = "return document.querySelector('#rates .plot[data-what=sigma]').data[0].z[0][0]"
+    value = "return document.querySelector('#rates .plot[data-what=divergence]').data[0].z[0][0]"
     first = browser.execute_script(value)
     choose(browser, "rates", "node", 3)
     assert browser.execute_script(value) == pytest.approx(4 * first, rel=1e-3)  # sigma is 0.1 (node + 1) / round

@@ -103,7 +103,7 @@ def test_the_layers_that_move_most_are_of_one_node() -> None:
     rows = [
         (2, node, layer, sigma) for node, layer, sigma in [(0, "a", 1.0), (1, "a", 5.0), (1, "b", 3.0), (0, "b", 4.0)]
     ]
-    frame = polars.DataFrame(rows, schema=["round", "node", "layer", "sigma"], orient="row")
+    frame = polars.DataFrame(rows, schema=["round", "node", "layer", "divergence"], orient="row")
     assert steepest_layers(frame, 2) == (1, ["a", "b"])
 
 

@@ -13,7 +13,7 @@ import tomli_w
 
 from feda2l.errors import FedA2LError
 from feda2l.rates.decay_only_matched import mean_multipliers
-from feda2l.report.find_runs import NO_MATTER, flatten
+from feda2l.report.find_runs import IRRELEVANT, flatten
 from feda2l.report.paper_numbers import PaperNumber
 from feda2l.studies.api import load_study, study
 from feda2l.studies.cells import target_of
@@ -82,7 +82,7 @@ def test_every_kept_run_has_the_spec_of_its_study(name: str) -> None:
         loss, nodes = ("mse", kept["data.nodes"]) if model == "timer" else ("cross_entropy", None)
         spec = cell.spec(kept["seed"], **found).resolved(layers=LAYERS[model], model=model, loss=loss, nodes=nodes)
         wanted = flatten(tomllib.loads(spec.to_toml()))
-        free = (*NO_MATTER, "runtime.checkpoint_seconds", "rates.paired")
+        free = (*IRRELEVANT, "runtime.checkpoint_seconds", "rates.paired")
         differ = {key: (value, wanted.get(key)) for key, value in kept.items() if wanted.get(key) != value}
         assert {key: both for key, both in differ.items() if key not in free} == {}, path
         assert all(path.with_name(own).exists() for own in ("summary.json", "rounds.parquet", "layers.parquet")), path

@@ -8,7 +8,7 @@ from feda2l.equations import aggregation_stability, weight_divergence
 from feda2l.layers import Layer, find_layers
 from feda2l.models import build
 from feda2l.rates import RULES
-from feda2l.rates.base import Measure
+from feda2l.rates.base import SignalSettings
 from feda2l.round import signals
 from feda2l.round.layout import Layout
 from feda2l.round.signals import LayerReductions
@@ -34,12 +34,14 @@ ODD_LAYERS = [
     Layer("tail", ("tail.weight",)),
 ]
 MEASURES = {
-    "all": Measure(),
-    "weight": Measure(tensors="weight"),
-    "eps in norm": Measure(eps_in_norm=True, eps=1e-3),
-    "pooled": Measure(pooled=True),
-    "pooled weights, eps in norm": Measure(pooled=True, tensors="weight", eps_in_norm=True, eps=1e-3, threshold=2e-3),
-    "large eps": Measure(eps=0.5, threshold=1e-4),
+    "all": SignalSettings(),
+    "weight": SignalSettings(tensors="weight"),
+    "eps in norm": SignalSettings(eps_in_norm=True, eps=1e-3),
+    "pooled": SignalSettings(pooled=True),
+    "pooled weights, eps in norm": SignalSettings(
+        pooled=True, tensors="weight", eps_in_norm=True, eps=1e-3, threshold=2e-3
+    ),
+    "large eps": SignalSettings(eps=0.5, threshold=1e-4),
 }
 
 
@@ -61,7 +63,7 @@ def states(layout: Layout, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [base, trained, aggregated]
 
 
-def measured(layout: Layout, layers: list[Layer], measure: Measure, rows: Tensor) -> list[Tensor]:
+def measured(layout: Layout, layers: list[Layer], measure: SignalSettings, rows: Tensor) -> list[Tensor]:
     """The measured parameters of each layer, [rows, parameters], without padding, in float64."""
     slots = {slot.name: slot for slot in layout.slots}
     found = []
@@ -111,16 +113,16 @@ def test_movement_is_the_norm_of_what_training_changed(measure, dtype, rel):
 def test_disagreement_is_the_mean_squared_distance_to_the_mean_model():
     layout = Layout.of(Odd())
     rows = states(layout)[1]
-    columns = LayerReductions(layout, ODD_LAYERS, Measure())
+    columns = LayerReductions(layout, ODD_LAYERS, SignalSettings())
     found = columns.distances(rows, rows.mean(dim=0)).mean(dim=0)
-    for layer, values in enumerate(measured(layout, ODD_LAYERS, Measure(), rows)):
+    for layer, values in enumerate(measured(layout, ODD_LAYERS, SignalSettings(), rows)):
         expected = sum(float((row - values.mean(dim=0)).square().sum()) for row in values) / ROWS
         assert float(found[layer]) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp", "odd"])
 @pytest.mark.parametrize(
-    "measure", [Measure(), Measure(tensors="weight", eps_in_norm=True)], ids=["paper", "reference"]
+    "measure", [SignalSettings(), SignalSettings(tensors="weight", eps_in_norm=True)], ids=["paper", "reference"]
 )
 def test_a_rows_bits_do_not_depend_on_how_many_rows_are_reduced_together(name, measure):
     model = Odd() if name == "odd" else build(name)
@@ -154,15 +156,15 @@ def test_golden_vectors_of_the_specification(rule):
 
 
 def test_the_presets_measure_what_the_specification_says():
-    assert RULES["feda2l"]().measure == Measure(threshold=1e-3, tensors="all", eps=1e-8, eps_in_norm=False)
+    assert RULES["feda2l"]().measure == SignalSettings(threshold=1e-3, tensors="all", eps=1e-8, eps_in_norm=False)
     reference = RULES["feda2l"](preset="reference").measure
-    assert reference == Measure(threshold=1e-3, tensors="weight", eps=1e-8, eps_in_norm=True)
-    assert RULES["model_level"]().measure == Measure(pooled=True)
+    assert reference == SignalSettings(threshold=1e-3, tensors="weight", eps=1e-8, eps_in_norm=True)
+    assert RULES["model_level"]().measure == SignalSettings(pooled=True)
 
 
 def test_what_is_not_a_number_is_never_stable_and_shows_in_sigma():
     model = nn.Linear(3, 1, bias=False)
-    columns = LayerReductions(Layout.of(model), find_layers(model), Measure())
+    columns = LayerReductions(Layout.of(model), find_layers(model), SignalSettings())
     base, broken = golden([1, 2, 2]), golden([1, float("nan"), 2])
     assert not columns.divergence(base, broken).isfinite()
     assert float(columns.stability(base, broken)) == pytest.approx(2 / 3, abs=1e-15)

@@ -30,13 +30,13 @@ def training(optimizer: str = "sgd", **changed) -> Training:
     return Training(SAMPLES, F.cross_entropy, optimizer, **settings)
 
 
-class Node:
+class NodeTraining:
     """A model whose parameters are views of a row, and its optimiser's memory in rows of the same layout."""
 
     def __init__(self, model: nn.Module, kinds: int) -> None:
         self.model, self.layout = deepcopy(model), Layout.of(model)
         self.row, self.steps = torch.zeros(self.layout.width), torch.zeros(())
-        self.memory = [torch.zeros(self.layout.width) for _ in range(kinds)]
+        self.optimizer_state = [torch.zeros(self.layout.width) for _ in range(kinds)]
         self.parameters = list(self.model.parameters())
         for parameter, view in zip(self.parameters, self.layout.views(self.row), strict=True):
             view.copy_(parameter.detach())
@@ -44,9 +44,9 @@ class Node:
 
     def train(self, training: Training, shard: Tensor, rates: list[float], momentum: float, round: int) -> float:
         layers = self.layout.layer_of_slots(find_layers(self.model))
-        memory = [self.layout.views(memory) for memory in self.memory]
+        optimizer_state = [self.layout.views(optimizer_state) for optimizer_state in self.optimizer_state]
         return train_node(
-            train.Node(self.model, self.parameters, memory, self.steps),
+            train.NodeTraining(self.model, self.parameters, optimizer_state, self.steps),
             training,
             training.batches(shard, 0, round),
             Hyperparameters([rates[layer] for layer in layers], momentum),
@@ -74,7 +74,7 @@ def test_training_is_torchs_own_optimizer_with_a_rate_for_each_layer(model, opti
     """Three rounds with other rates in each; the optimiser's memory goes on from round to round."""
     torch.manual_seed(3)
     start = build(model, input=(1, 8, 8))
-    node = Node(start, kinds=1 if optimizer == "sgd" else 2)
+    node = NodeTraining(start, kinds=1 if optimizer == "sgd" else 2)
     scale = 1.0 if optimizer == "sgd" else 0.1
     shard = torch.arange(7, 72)
     own = training(optimizer, weight_decay=weight_decay)
@@ -100,7 +100,7 @@ def test_layers_that_share_a_rate_train_as_they_would_alone():
     """Tensors of one rate are updated in one call; that is only faster."""
     torch.manual_seed(3)
     start = build("mlp", input=(1, 8, 8))
-    one, other = Node(start, 1), Node(start, 1)
+    one, other = NodeTraining(start, 1), NodeTraining(start, 1)
     shard = torch.arange(60)
     one.train(training(), shard, [0.01, 0.01, 0.01], 0.9, round=1)
     other.train(training(), shard, [0.01, 0.01 * (1 + 1e-15), 0.01 * (1 - 1e-15)], 0.9, round=1)
@@ -116,7 +116,7 @@ def test_an_unused_parameter_stays():
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x.flatten(1))
 
-    node = Node(Half(), 1)
+    node = NodeTraining(Half(), 1)
     before = [parameter.detach().clone() for parameter in node.parameters]
     node.train(training(), torch.arange(60), [0.1, 0.1], 0.9, round=1)
     unchanged = [torch.equal(a, b) for a, b in zip(before, node.parameters, strict=True)]
@@ -127,7 +127,7 @@ def test_dropout_draws_by_seed_node_and_round():
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     rows = []
     for seed in (5, 5, 6):
-        node = Node(model, 1)
+        node = NodeTraining(model, 1)
         torch.manual_seed(len(rows))  # whatever was drawn before does not matter
         # all samples in one batch, so that the seed changes nothing but the dropout
         node.train(training(seed=seed, batch_size=60), torch.arange(60), [0.1], 0.9, round=1)

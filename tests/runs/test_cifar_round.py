@@ -7,7 +7,7 @@ import torch
 
 import feda2l
 from feda2l import data
-from feda2l.runs.assign_samples import deal, partition_of
+from feda2l.runs.assign_samples import assign_samples, partition_of
 from feda2l.spec.spec import Spec
 
 GOLDEN = [6630, 3448, 6186, 3102, 1060, 6377, 8199, 2853, 5184, 6961]  # spec B.4: CIFAR-10, 10 nodes, alpha .1
@@ -23,7 +23,7 @@ def test_a_run_deals_the_papers_shards(cifar10):
     spec = Spec.parse({"data": {"name": "cifar10"}})
     parts = partition_of(spec, cifar10)
     assert [len(part) for part in parts] == GOLDEN
-    shards, local = deal(spec, cifar10)
+    shards, local = assign_samples(spec, cifar10)
     assert [len(shard) for shard in shards] == [size * 3 // 4 for size in GOLDEN]  # three quarters, rounded down
     assert sum(len(shard) for shard in shards) == pytest.approx(37_500, abs=10)
     for part, own, rest in zip(parts, shards, local, strict=True):
@@ -46,8 +46,8 @@ def test_one_round_of_the_papers_cnn(official, cifar10, tmp_path):
     assert record["layers"]["rate"] == [[0.01] * 4] * 3
     assert record["disagreement"] == 0
     assert all(2.0 < loss < 2.6 for loss in record["nodes"]["train_loss"])  # it starts at ln 10 = 2.303
-    assert all(0 < sigma < 1 for node in record["layers"]["sigma"] for sigma in node)
-    assert all(0 <= zeta <= 1 for node in record["layers"]["zeta"] for zeta in node)
+    assert all(0 < sigma < 1 for node in record["layers"]["divergence"] for sigma in node)
+    assert all(0 <= zeta <= 1 for node in record["layers"]["stability"] for zeta in node)
 
     by_class = run.summary["class_accuracy"]
     assert list(by_class) == list(cifar10.class_names)

@@ -20,7 +20,7 @@ from feda2l.errors import FedA2LError
 from feda2l.runs import pack
 from feda2l.spec.spec import Spec
 from feda2l.studies.api import study
-from feda2l.studies.cells import Cell
+from feda2l.studies.cells import StudyCell
 from feda2l.studies.progress_table import StudyView
 from feda2l.studies.run_study import Outcome, StudyRun, choose
 from feda2l.studies.study import Study, shipped
@@ -50,7 +50,7 @@ def run(tmp_path: Path, values: Mapping[str, Any], out: str = "out", **options: 
     return study(write(tmp_path / "study.toml", values), out=tmp_path / out, progress=False, **options)
 
 
-def cell(study: Study, name: str) -> Cell:
+def cell(study: Study, name: str) -> StudyCell:
     return next(cell for cell in study.cells if cell.name == name)
 
 
@@ -342,7 +342,7 @@ def test_a_failing_run_is_put_down_and_the_others_go_on(tmp_path: Path) -> None:
     error = json.loads((tmp_path / "out/crowd/seed-1/error.json").read_text())
     assert error["name"] == "crowd-1"
     assert "cell crowd" in error["error"]
-    assert json.loads((tmp_path / "out/wild/seed-1/summary.json").read_text())["status"] == "diverged"
+    assert json.loads((tmp_path / "out/wild/seed-1/summary.json").read_text())["status"] == "non_finite"
     # the next call tries the failed one again and leaves the diverged one
     assert len(run(tmp_path, values, seeds=1).failed) == 2
 

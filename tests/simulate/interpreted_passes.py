@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feda2l.engines import timer_passes
 from feda2l.engines.batched_timer import dropouts, timer_forward
-from feda2l.engines.timer_passes import Dropout, draws_of
+from feda2l.engines.timer_passes import DropoutMask, draws_of
 from feda2l.models.timer import Timer
 
 ROWS, WINDOWS, TOKENS, HEADS, WIDTH, HIDDEN = 3, 7, 4, 2, 16, 32
@@ -23,9 +23,9 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [numbers.requires_grad_() for numbers in cut]
 
 
-def compare(make: Callable[[Sequence[Tensor], Dropout], tuple[Tensor, Tensor]], inputs: list[Tensor]) -> None:
+def compare(make: Callable[[Sequence[Tensor], DropoutMask], tuple[Tensor, Tensor]], inputs: list[Tensor]) -> None:
     """Outputs and gradients of both, with and without dropout."""
-    for dropout in (Dropout(DRAWS, 3, 0.3), Dropout(None, 3, 0.3), Dropout(DRAWS, 3, 0.0)):
+    for dropout in (DropoutMask(DRAWS, 3, 0.3), DropoutMask(None, 3, 0.3), DropoutMask(DRAWS, 3, 0.0)):
         plain, found = make(inputs, dropout)
         torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
         weights = torch.randn_like(plain)
@@ -55,7 +55,7 @@ def main() -> None:
         )
     # far from 0, where the tail of the normal distribution is all that is left
     x = torch.linspace(-30, 30, 4096).view(1, 128, 32)
-    found = cuda_passes.activated(x, torch.zeros(1, 32), Dropout(None, 0, 0.0))
+    found = cuda_passes.activated(x, torch.zeros(1, 32), DropoutMask(None, 0, 0.0))
     torch.testing.assert_close(found.double(), F.gelu(x.double()), rtol=0, atol=1e-6)
     whole(cuda_passes)
     print("equal")

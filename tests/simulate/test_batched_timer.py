@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from feda2l.engines.batched_forward import covers
 from feda2l.engines.batched_loss import batch_losses
 from feda2l.engines.batched_timer import timer_forward
-from feda2l.engines.timer_passes import Dropout, draws_of, kept
+from feda2l.engines.timer_passes import DropoutMask, draws_of, kept
 from feda2l.models.timer import Timer, timer_next_patch
 
 CPU = torch.device("cpu")
@@ -63,7 +63,9 @@ def test_dropout_keeps_its_share_and_nothing_repeats() -> None:
     """Share, and correlations between rows, sites, steps and neighbouring places, of 128,000 numbers each: 5 sigma."""
     size = 128_000
     steps = [draws_of(SEEDS, torch.full((3,), step), 9) for step in (0, 1)]
-    masks = [kept(Dropout(draws, site, 0.3), (size,))[row] for draws in steps for site in (0, 1, 7) for row in range(3)]
+    masks = [
+        kept(DropoutMask(draws, site, 0.3), (size,))[row] for draws in steps for site in (0, 1, 7) for row in range(3)
+    ]
     lines = torch.stack([*masks, *(masks[0].roll(far) for far in (1, 2, 3, 64, 512, 2048, 65536))]).double()
     assert (lines.mean(dim=1) - 0.7).abs().max() < 5 * (0.21 / size) ** 0.5
     apart = torch.corrcoef(lines) - torch.eye(len(lines))
@@ -73,7 +75,7 @@ def test_dropout_keeps_its_share_and_nothing_repeats() -> None:
 def test_the_mean_over_draws_is_what_no_dropout_gives(nodes: list[Timer]) -> None:
     """A mask divided by 1 - chance: E[mask x] = x, to 5 sigma of 4,000 draws."""
     draws = draws_of(torch.arange(4000, dtype=torch.int32), torch.zeros(4000), 3)
-    found = kept(Dropout(draws, 2, 0.3), (8,)).double() / 0.7
+    found = kept(DropoutMask(draws, 2, 0.3), (8,)).double() / 0.7
     assert (found.mean(dim=0) - 1).abs().max() < 5 * (0.3 / 0.7 / 4000) ** 0.5
 
 

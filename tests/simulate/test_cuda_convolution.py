@@ -14,12 +14,12 @@ def test_tiles_divide_the_networks_channels_and_fill_the_card() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     import torch
 
-    from feda2l.engines.cuda_convolution import PROGRAMS, Shape, parts_of_sum, product_tile, weight_tile
+    from feda2l.engines.cuda_convolution import PROGRAMS, ModelShape, parts_of_sum, product_tile, weight_tile
 
     for rows in (1, 10, 40):
         for channels, outputs, size in ((16, 64, 32), (64, 64, 32), (64, 128, 32), (256, 512, 8), (512, 512, 4)):
             for dtype in (torch.bfloat16, torch.float32):
-                shape = Shape(rows, 10, size, size, channels, outputs, 3, 1)
+                shape = ModelShape(rows, 10, size, size, channels, outputs, 3, 1)
                 tile = product_tile(shape, shape.places, outputs, channels, dtype)
                 assert outputs % tile.outer == channels % tile.inner == 0
                 tile = weight_tile(shape, dtype)

@@ -51,7 +51,7 @@ def train(simulator: RoundLoop, chosen: list[int], rounds: int = 2) -> dict[int,
         population.base[chosen] = population.trained[chosen]
     return {
         row: {"model": population.trained[row].clone(), "loss": torch.tensor(loss, dtype=torch.float64)}
-        | {kind: matrix[row].clone() for kind, matrix in population.memory.items()}
+        | {kind: matrix[row].clone() for kind, matrix in population.optimizer_state.items()}
         | {"steps": population.steps[row].clone()}
         for row, loss in zip(chosen, losses, strict=True)
     }

@@ -119,7 +119,7 @@ def test_what_a_node_teaches_itself_is_answered_in_half_precision(start):
     """FedNTD keeps the base model's outputs."""
     made = simulator(start, "bf16", algorithm={"name": "fedntd"})
     member = made.engine.members[0]
-    taught = made.engine._taught(1, member, member.shards[1])
+    base_outputs = made.engine._base_outputs(1, member, member.shards[1])
     with torch.no_grad():
         expected = half(whole_model(made.engine, 1).eval(), member.training.samples.inputs(member.shards[1]))
-    assert torch.equal(taught[member.shards[1]], expected)
+    assert torch.equal(base_outputs[member.shards[1]], expected)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from feda2l.layers import layer_groups
 from feda2l.reference import States, algorithm_1
-from feda2l.round.run import Member
+from feda2l.round.run import RunData
 from feda2l.runs.assemble import assemble
 from feda2l.spec.spec import Spec
 
@@ -51,7 +51,7 @@ class PlainRound(NamedTuple):
     models: list[dict[str, Tensor]]  # aggregated
 
 
-def plain(settings: dict[str, Any], member: Member, template: nn.Module) -> Iterator[PlainRound]:
+def plain(settings: dict[str, Any], member: RunData, template: nn.Module) -> Iterator[PlainRound]:
     near, rule, how = NEAR[settings["topology"]["name"]], settings["rates"], settings["training"]
     kind, policy = how.get("optimizer", "sgd"), how.get("momentum_state", "keep")
     sizes = [len(shard) for shard in member.shards]
@@ -87,7 +87,7 @@ def plain(settings: dict[str, Any], member: Member, template: nn.Module) -> Iter
             losses.append(sum(seen) / len(seen))
         trained = [parameters(model) for model in models]
         aggregated = [average(trained, node) for node in range(4)]
-        memory = [memory_of(model, optimizer) for model, optimizer in zip(models, optimizers, strict=True)]
+        optimizer_state = [memory_of(model, optimizer) for model, optimizer in zip(models, optimizers, strict=True)]
         for node, model in enumerate(models):
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
@@ -95,7 +95,7 @@ def plain(settings: dict[str, Any], member: Member, template: nn.Module) -> Iter
             if policy == "reset":
                 optimizers[node] = optimizer_of(model)
             elif policy == "average":
-                mixed = average(memory, node)
+                mixed = average(optimizer_state, node)
                 for key, value in memory_of(model, optimizers[node], live=True).items():
                     value.copy_(mixed[key])
         yield PlainRound(rates, losses, aggregated)

@@ -27,7 +27,7 @@ def records(simulator) -> list[list[dict]]:
 
 
 @pytest.mark.parametrize(
-    ("topology", "hears"),
+    ("topology", "receives"),
     [
         ({"name": "full"}, [4, 4, 4, 4, 4]),
         ({"name": "ring"}, [2, 2, 2, 2, 2]),
@@ -38,11 +38,11 @@ def records(simulator) -> list[list[dict]]:
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
-def test_feda2l_sends_not_one_byte_more_than_a_constant_rate(start, topology, hears):
+def test_feda2l_sends_not_one_byte_more_than_a_constant_rate(start, topology, receives):
     constant = spec(topology=topology, evaluation={"every": 2})
     adaptive = constant | {"rates": {"name": "feda2l", "warmup_rounds": 0}}
     for one, other in zip(*records(start(constant, adaptive)), strict=True):
-        expected = [neighbours * MLP * 4 for neighbours in hears]
+        expected = [neighbours * MLP * 4 for neighbours in receives]
         assert one["nodes"]["bytes_sent"] == other["nodes"]["bytes_sent"] == expected
         assert one["bytes_sent"] == other["bytes_sent"] == sum(expected)
 
@@ -178,7 +178,7 @@ def test_a_run_that_diverges_ends_alone_and_names_where(start, engine):
     sound, wild = spec(3, runtime=runtime), spec(3, runtime=runtime, rates={"name": "constant", "base": 1e6})
     simulator = start(wild, sound)
     failed, kept = records(simulator)
-    where = simulator.runs[0].diverged
+    where = simulator.runs[0].non_finite
     assert where is not None
     assert where.round == len(failed) + 1
     assert 0 <= where.node < NODES

@@ -121,7 +121,7 @@ def test_where_bits_are_promised_statistics_must_be_equal(start: Start, module: 
 
 def state(simulator: RoundLoop, rows: slice) -> dict[str, Tensor]:
     population = simulator.engine.population
-    named = {"base": population.base, "trained": population.trained, "momentum": population.memory["momentum"]}
+    named = {"base": population.base, "trained": population.trained, "momentum": population.optimizer_state["momentum"]}
     return {name: values[rows].double() for name, values in (named | population.buffers).items()}
 
 

@@ -10,7 +10,7 @@ from feda2l.topology import NAMES, TOPOLOGIES, Topology, build
 RULES = [name for name in NAMES if name not in ("file", "isolated")]
 
 
-def heard(topology: Topology, round: int = 1) -> list[tuple[int, ...]]:
+def received(topology: Topology, round: int = 1) -> list[tuple[int, ...]]:
     return [topology.neighbours(i, round) for i in range(topology.nodes)]
 
 
@@ -33,13 +33,13 @@ def heard(topology: Topology, round: int = 1) -> list[tuple[int, ...]]:
     ],
 )  # fmt: skip
 def test_neighbours_by_hand(name: str, nodes: int, expected: list[tuple[int, ...]]) -> None:
-    assert heard(build(name, nodes)) == expected
+    assert received(build(name, nodes)) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "file"])
 def test_one_node_has_no_neighbours(name: str) -> None:
     topology = build(name, 1)
-    assert heard(topology) == [()]
+    assert received(topology) == [()]
     assert topology.edges() == 0
     assert topology.connected()
 
@@ -47,7 +47,7 @@ def test_one_node_has_no_neighbours(name: str) -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_two_nodes_hear_each_other_once(name: str) -> None:
     topology = build(name, 2, k=1, p=1.0)
-    assert heard(topology) == [(1,), (0,)]
+    assert received(topology) == [(1,), (0,)]
     assert not topology.directed  # one edge, both ways, whatever the name
     assert topology.edges() == 1
 
@@ -77,14 +77,14 @@ def test_one_peer_exponential_takes_turns() -> None:
 )
 def test_k_regular_degrees_also_near_the_full_graph(nodes: int, k: int) -> None:
     topology = build("k_regular", nodes, k=k)
-    assert {len(near) for near in heard(topology)} == {k}
+    assert {len(near) for near in received(topology)} == {k}
     assert topology.edges() == nodes * k // 2
     assert not topology.directed
 
 
 def test_random_out_sends_k_each() -> None:
     topology = build("random_out", 20, k=3, seed=5)
-    sends = [sum(i in near for near in heard(topology)) for i in range(20)]
+    sends = [sum(i in near for near in received(topology)) for i in range(20)]
     assert sends == [3] * 20
     assert topology.directed
     assert topology.edges() == 60

@@ -18,11 +18,11 @@ SPEC = {"name": "small", "rounds": 3, "data": {"nodes": 4}, "runtime": {"workers
 class Listener:
     """A user's own tracker: it writes down what it hears, by run."""
 
-    heard: dict[str, list[Any]]
+    received: dict[str, list[Any]]
 
     def begin(self, run: TrackedRun) -> None:
-        self.own = self.heard.setdefault(run.path.name, [])
-        self.own.append(("begin", run.round, run.memory.setdefault("id", run.spec.name)))
+        self.own = self.received.setdefault(run.path.name, [])
+        self.own.append(("begin", run.round, run.tracker_state.setdefault("id", run.spec.name)))
 
     def round(self, record: Mapping[str, Any]) -> None:
         assert record["seconds"] > 0
@@ -34,7 +34,7 @@ class Listener:
 
 @pytest.fixture
 def listener() -> type[Listener]:
-    return type("Listener", (Listener,), {"heard": {}})
+    return type("Listener", (Listener,), {"received": {}})
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_tracker_hears_of_the_beginning_every_round_and_the_end(
     listener: type[Listener], untracked: Path, tmp_path: Path
 ) -> None:
     done = track(listener, tmp_path / "run")
-    assert listener.heard == {"run": [("begin", 0, "small"), 1, 2, 3, ("end", "finished")]}
+    assert listener.received == {"run": [("begin", 0, "small"), 1, 2, 3, ("end", "finished")]}
     assert same_bytes(done.path, untracked)
 
 
@@ -62,7 +62,7 @@ def test_packed_runs_have_a_tracker_each(listener: type[Listener], tmp_path: Pat
     feda2l.run(
         [SPEC | {"name": "a"}, SPEC | {"name": "b", "rounds": 2}], out=tmp_path, trackers=[listener], progress=False
     )
-    assert listener.heard == {
+    assert listener.received == {
         "a": [("begin", 0, "a"), 1, 2, 3, ("end", "finished")],
         "b": [("begin", 0, "b"), 1, 2, ("end", "finished")],
     }
@@ -76,9 +76,9 @@ def test_a_study_tracks_its_runs(listener: type[Listener], tmp_path: Path) -> No
     )
     outcome = feda2l.study(study, out=tmp_path / "out", trackers=[listener], progress=False)
     assert len(outcome.runs) == 2
-    assert sorted(listener.heard) == sorted(run.path.name for run in outcome.runs)
-    for heard in listener.heard.values():
-        assert heard[1:] == [1, 2, ("end", "finished")]
+    assert sorted(listener.received) == sorted(run.path.name for run in outcome.runs)
+    for received in listener.received.values():
+        assert received[1:] == [1, 2, ("end", "finished")]
 
 
 class Stop(Exception):
@@ -98,7 +98,7 @@ def interrupt(out: Path, at: int, tracker: Any = None) -> None:
 def test_a_resumed_run_goes_on_and_repeats_no_round(listener: type[Listener], tmp_path: Path) -> None:
     interrupt(tmp_path / "run", 4, listener)  # round 4 was told, the checkpoint is of round 3
     track(listener, tmp_path / "run", SPEC | {"rounds": 5}, resume=True)
-    assert listener.heard["run"] == [
+    assert listener.received["run"] == [
         *(("begin", 0, "small"), 1, 2, 3, 4, ("end", "stopped")),
         *(("begin", 3, "small"), 5, ("end", "finished")),
     ]
@@ -107,7 +107,7 @@ def test_a_resumed_run_goes_on_and_repeats_no_round(listener: type[Listener], tm
 def test_one_who_comes_later_hears_what_was_before(listener: type[Listener], tmp_path: Path) -> None:
     interrupt(tmp_path / "run", 4)
     track(listener, tmp_path / "run", SPEC | {"rounds": 5}, resume=True)
-    assert listener.heard["run"] == [("begin", 3, "small"), 1, 2, 3, 4, 5, ("end", "finished")]
+    assert listener.received["run"] == [("begin", 3, "small"), 1, 2, 3, 4, 5, ("end", "finished")]
 
 
 @pytest.mark.parametrize("hook", ["__init__", "begin", "round", "end"])

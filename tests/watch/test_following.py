@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from growing import begin, cut_back, end, grow, record, spec
 
-from feda2l.records.folder_locks import held_locks, is_held
+from feda2l.records.folder_locks import is_locked, locked_folders
 from feda2l.records.round_record import missed_round
 from feda2l.records.run_folder import RunFolder
 from feda2l.report.page_data import BINS, POINTS
-from feda2l.watch import arriving
+from feda2l.watch import incoming_records
 from feda2l.watch.find_folders import HOT
 from feda2l.watch.follow import Follower
 from feda2l.watch.heat import heat_of_rounds
@@ -114,13 +114,13 @@ def test_a_diverged_and_a_failed_run_say_why(follower: Follower, tmp_path: Path)
     grow(folder, range(1, 3))
     folder.write_tables()
     where = {"round": 3, "node": 1, "layer": "b"}
-    summary = {"name": "one", "status": "diverged", "rounds": 2, "metric": "accuracy", "diverged": where}
+    summary = {"name": "one", "status": "non_finite", "rounds": 2, "metric": "accuracy", "non_finite": where}
     folder.write_json(folder.summary, summary)
     folder.close()
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "error.json").write_text(json.dumps({"error": "there is no such data set"}))
     runs = told(follower)
-    assert (runs["one"]["state"], runs["one"]["words"]) == ("diverged", "round 3, node 1, layer b")
+    assert (runs["one"]["state"], runs["one"]["words"]) == ("non_finite", "round 3, node 1, layer b")
     age(tmp_path / "two")
     runs = told(follower)
     assert (runs["two"]["state"], runs["two"]["words"]) == ("failed", "there is no such data set")
@@ -139,9 +139,9 @@ def test_where_locks_cannot_be_seen_files_tell_who_is_there(follower: Follower, 
 def test_to_look_at_a_folder_takes_no_lock_and_writes_nothing(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one")
     grow(folder, range(1, 3))
-    assert is_held(folder.path, held_locks())
+    assert is_locked(folder.path, locked_folders())
     folder.close()
-    assert not is_held(folder.path, held_locks())
+    assert not is_locked(folder.path, locked_folders())
     before = {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
     folder.path.chmod(0o555)
     try:
@@ -186,13 +186,13 @@ def test_a_swarm_is_shown_node_by_node_and_as_one_run(follower: Follower, tmp_pa
         states.append(begin(nodes / f"n{number}" / "state"))
     for round, (first, second) in enumerate([(0.1, 0.3), (0.2, 0.4)], start=1):
         timing = {"round": round, "train": 0.5}
-        states[0].append(record(round, first, nodes=1, heard=[1, 2]), timing)
-        states[1].append(record(round, second, nodes=1, heard=[0]), timing)
-    states[0].append(record(3, 0.5, nodes=1, heard=[1]), {"round": 3, "train": 0.5})
+        states[0].append(record(round, first, nodes=1, received=[1, 2]), timing)
+        states[1].append(record(round, second, nodes=1, received=[0]), timing)
+    states[0].append(record(3, 0.5, nodes=1, received=[1]), {"round": 3, "train": 0.5})
     run = told(follower)["swarm"]
     assert run["score"] == [0.2, 0.3, 0.5]
     assert run["sent"] == 5000
-    assert [(node["name"], node["state"], node["round"], node["heard"]) for node in run["swarm"]] == [
+    assert [(node["name"], node["state"], node["round"], node["received"]) for node in run["swarm"]] == [
         ("n0", "running", 3, 1),
         ("n1", "running", 2, 1),
         ("n2", "waiting", 0, None),
@@ -209,13 +209,13 @@ def test_a_swarm_is_shown_node_by_node_and_as_one_run(follower: Follower, tmp_pa
 def test_a_round_that_a_peer_missed_is_a_gap(missed: int, tmp_path: Path) -> None:
     nodes = []
     for number in range(2):
-        rounds = arriving.Rounds()
+        rounds = incoming_records.Rounds()
         for round in range(1, 4):
             gone = number == 0 and round == missed
-            rounds.add(missed_round(round) if gone else record(round, number / 2, nodes=1, heard=[1 - number]))
+            rounds.add(missed_round(round) if gone else record(round, number / 2, nodes=1, received=[1 - number]))
         nodes.append(rounds)
     assert [math.isnan(score) for score in nodes[0].score] == [round == missed for round in (1, 2, 3)]
-    whole = arriving.joined(nodes)
+    whole = incoming_records.joined(nodes)
     assert whole.score == [0.5 if round == missed else 0.25 for round in (1, 2, 3)]
     assert np.isnan(whole.signals[missed - 1][:, 0]).all()
     assert not np.isnan(whole.signals[missed - 1][:, 1]).any()
@@ -283,21 +283,21 @@ def test_a_long_curve_is_thinned_and_its_last_point_stays(follower: Follower, tm
 
 
 def test_heat_maps_are_means_over_bins_of_those_who_were_there() -> None:
-    rounds = arriving.Rounds()
+    rounds = incoming_records.Rounds()
     for number in range(1, BINS + 2):  # one more than there is room for: two rounds a bin
         away = record(number, 0.5)
-        away["layers"]["sigma"][1] = [None, None] if number % 2 else [4.0, 6.0]
+        away["layers"]["divergence"][1] = [None, None] if number % 2 else [4.0, 6.0]
         rounds.add(away)
     heat = heat_of_rounds(rounds)
     assert isinstance(heat, dict)
     assert (heat["width"], heat["bins"]) == (2, 51)
-    assert (heat["sigma"]["low"], heat["sigma"]["high"]) == (0.0, 6.0)
+    assert (heat["divergence"]["low"], heat["divergence"]["high"]) == (0.0, 6.0)
     assert heat["rate"]["high"] == pytest.approx((0.01 + 0.005) / 2, rel=1e-6)
 
 
 def test_many_nodes_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "CELLS", 5)
-    rounds = arriving.Rounds()
+    monkeypatch.setattr(incoming_records, "CELLS", 5)
+    rounds = incoming_records.Rounds()
     rounds.add(record(1, 0.5, nodes=9))
     assert np.shape(rounds.signals[0]) == (3, 2, 2)  # two nodes of two layers
     heat = heat_of_rounds(rounds)
@@ -308,6 +308,6 @@ def test_many_nodes_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyP
 def test_a_node_of_a_network_is_a_run_of_its_own_where_it_is_watched(tmp_path: Path) -> None:
     state = RunFolder(tmp_path / "state")
     begin(state.path).close()
-    state.append(record(1, 0.4, nodes=1, heard=[1]), {"round": 1, "train": 1.0})
+    state.append(record(1, 0.4, nodes=1, received=[1]), {"round": 1, "train": 1.0})
     run = told(Follower(state.path))["."]
     assert (run["name"], run["score"]) == ("grown", [0.4])

@@ -100,7 +100,7 @@ def test_another_run_and_another_node_can_be_chosen(opened: Callable[..., Any], 
     page = opened(tmp_path)
     wait(page, "return choice.run === 'b' && detail.id === 'b'")  # what runs is shown by itself
     page.execute_script("document.getElementById('rates').scrollIntoView()")
-    sigma = "document.querySelector('#rates .plot[data-what=sigma]').data"
+    sigma = "document.querySelector('#rates .plot[data-what=divergence]').data"
     wait(page, f"return {sigma} && {sigma}[0].z[0].length === 4")
     page.execute_script("document.querySelector('#runs tr[data-key=a] button').click()")
     wait(page, f"return detail.id === 'a' && {sigma}[0].z[0].length === 3")

@@ -1,6 +1,6 @@
 """Base algorithms as hooks that `round` calls; a new one is a short file and an entry in `ALGORITHMS`."""
 
-from feda2l.algorithms.base import Algorithm, Neighbourhood, Own, RateSearch, Task, Trial
+from feda2l.algorithms.base import Algorithm, Neighbourhood, NodeStates, RateSearch, Task, Trial
 from feda2l.algorithms.choco import Choco
 from feda2l.algorithms.dfedavgm import DFedAvgM
 from feda2l.algorithms.dfedhpo import DFedHPO
@@ -33,4 +33,4 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "push_sum": PushSum,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "FedAvg", "Neighbourhood", "Own", "RateSearch", "Task", "Trial"]
+__all__ = ["ALGORITHMS", "Algorithm", "FedAvg", "Neighbourhood", "NodeStates", "RateSearch", "Task", "Trial"]

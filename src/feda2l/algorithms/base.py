@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feda2l.errors import FedA2LError
 
-__all__ = ["Algorithm", "Defaults", "Neighbourhood", "Own", "RateSearch", "Task", "Trial"]
+__all__ = ["Algorithm", "Defaults", "Neighbourhood", "NodeStates", "RateSearch", "Task", "Trial"]
 
 Defaults = Mapping[str, Mapping[str, Any]]
 
@@ -28,7 +28,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Own:
+class NodeStates:
     """What nodes know of themselves after local training: a row each."""
 
     round: int
@@ -36,8 +36,8 @@ class Own:
     ids: tuple[int, ...]
     base: Tensor  # B, [nodes, width]
     trained: Tensor  # T
-    memory: dict[str, Tensor]  # the algorithm's parameter-shaped state, [nodes, width]; changed in place
-    notes: dict[str, Tensor]  # and its small state, [nodes, ...], on the CPU; changed in place
+    state: dict[str, Tensor]  # the algorithm's parameter-shaped state, [nodes, width]; changed in place
+    small_state: dict[str, Tensor]  # and its small state, [nodes, ...], on the CPU; changed in place
     rates: Tensor  # of the round, [nodes, layers], float64
     steps: Tensor  # local steps of the round, [nodes], float64
     momentum: float
@@ -61,8 +61,8 @@ class Neighbourhood:
     weights: Tensor  # what the topology gives each, [k], float64
     samples: Tensor  # training samples of each, [k], float64; they came with the first message
     base: Tensor  # the node's own B, [width]
-    notes: dict[str, Tensor]  # the node's own small state; changed in place
-    hear: Callable[[str], Tensor]  # what they published under a name, [k, ...]
+    small_state: dict[str, Tensor]  # the node's own small state; changed in place
+    receive: Callable[[str], Tensor]  # what they published under a name, [k, ...]
     movement: Callable[[Tensor, Tensor], Tensor]  # ||b - a|| of every row and layer
 
 
@@ -91,10 +91,10 @@ class RateSearch(Protocol):
     def draw(self, seed: int, node: int) -> list[float]:
         """A node's own candidates."""
 
-    def shortlist(self, own: list[Trial], heard: list[Trial], seed: int, node: int) -> list[float]:
+    def shortlist(self, states: list[Trial], received: list[Trial], seed: int, node: int) -> list[float]:
         """What a node tries itself once it has received its neighbours' trials."""
 
-    def decide(self, own: list[Trial], heard: list[Trial], tried: list[Trial]) -> float:
+    def decide(self, states: list[Trial], received: list[Trial], tried: list[Trial]) -> float:
         """The rate that a node takes; `tried` are the trials of its shortlist."""
 
     def epochs(self, nodes: int) -> int:
@@ -112,17 +112,17 @@ class Algorithm:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     summary: ClassVar[str]
     citation: ClassVar[str]
-    memory: ClassVar[tuple[str, ...]] = ()  # names of its parameter-shaped state, zero at the start
+    state: ClassVar[tuple[str, ...]] = ()  # names of its parameter-shaped state, zero at the start
     defaults: ClassVar[Defaults] = {}  # spec keys that it sets unless the user does
     mixing: ClassVar[Literal["any", "doubly_stochastic", "symmetric", "push"]] = "any"  # what W must be
-    teaches: ClassVar[bool] = False  # does `loss` want the base model's outputs?
+    uses_base_outputs: ClassVar[bool] = False  # does `loss` want the base model's outputs?
 
     # --- local training ------------------------------------------------------------------------------------
 
-    def loss(self, task: Tensor, outputs: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
+    def loss(self, task: Tensor, outputs: Tensor, targets: Tensor, base_outputs: Tensor | None) -> Tensor:
         """The local objective from the task loss [...], outputs [..., batch, classes] and targets [..., batch].
 
-        `taught` are the outputs of the base model, which stays as it was when the round began, in eval mode.
+        `base_outputs` are the outputs of the base model, which stays as it was when the round began, in eval mode.
         """
         return task
 
@@ -131,7 +131,7 @@ class Algorithm:
         """How far to go along the normed gradient before the gradient is taken that the step uses."""
         return 0.0
 
-    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """What the optimiser is given in place of the gradient; all [..., width]. May change `gradient` in place."""
         return gradient
 
@@ -142,7 +142,7 @@ class Algorithm:
 
     # --- exchange and aggregation --------------------------------------------------------------------------
 
-    def note(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
+    def small_state(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
         """The small state at the start, [len(shares), ...].
 
         `shares` is what each node starts with: its samples where they are the weights, else 1; `nodes` and `layers`
@@ -150,9 +150,9 @@ class Algorithm:
         """
         return {}
 
-    def publish(self, own: Own) -> dict[str, Tensor]:
+    def publish(self, states: NodeStates) -> dict[str, Tensor]:
         """What each node lets its neighbours see, by name: [nodes, ...]; "model" is what is averaged to the model."""
-        return {"model": own.trained}
+        return {"model": states.trained}
 
     def message_bytes(self, parameters: int, width: int) -> int:
         """The size of what is published, as it travels: of so many parameters, in so many columns of a row."""
@@ -163,18 +163,18 @@ class Algorithm:
         """How many times a round mixes."""
         return 1
 
-    def weigh(self, near: Neighbourhood) -> Tensor:
+    def weigh(self, neighbourhood: Neighbourhood) -> Tensor:
         """The weights that a node gives those it hears, [k], float64, instead of the topology's."""
-        return near.weights
+        return neighbourhood.weights
 
-    def combine(self, near: Neighbourhood) -> Tensor:
+    def combine(self, neighbourhood: Neighbourhood) -> Tensor:
         """The model that a node makes of all states it received, [width], instead of their weighted mean.
 
         `near.hear("model")` is what the closed neighbourhood published, [k, width].
         """
-        return near.weights.to(near.base) @ near.hear("model")
+        return neighbourhood.weights.to(neighbourhood.base) @ neighbourhood.receive("model")
 
-    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+    def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
         """The aggregated state A from what was sent and what mixing made of it; may change `mixed` in place."""
         return mixed["model"]
 

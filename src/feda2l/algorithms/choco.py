@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm, Defaults, Own
+from feda2l.algorithms.base import Algorithm, Defaults, NodeStates
 from feda2l.algorithms.compression import BLOCK, quantise, random_k, top_k
 
 
@@ -26,7 +26,7 @@ class Choco(Algorithm):
 
     summary = "compressed gossip: neighbours follow replicas by top-k, random-k or quantised differences"
     citation = "Koloskova et al. 2019"
-    memory = ("replica",)
+    state = ("replica",)
     mixing = "symmetric"
     defaults: ClassVar[Defaults] = {"topology": {"weights": "metropolis"}}
 
@@ -42,13 +42,13 @@ class Choco(Algorithm):
         self.demand(2 <= self.bits <= 16, "bits", "must be from 2 to 16")
         self.demand(0 < self.gamma <= 1, "gamma", "must be above 0 and at most 1 (no compression: 1)")
 
-    def publish(self, own: Own) -> dict[str, Tensor]:
-        replica = own.memory["replica"]
-        replica.add_(self._compressed(own.trained - replica, own))
+    def publish(self, states: NodeStates) -> dict[str, Tensor]:
+        replica = states.state["replica"]
+        replica.add_(self._compressed(states.trained - replica, states))
         return {"model": replica}
 
-    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
-        return mixed["model"].sub_(sent["model"]).mul_(self.gamma).add_(own.trained)
+    def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        return mixed["model"].sub_(sent["model"]).mul_(self.gamma).add_(states.trained)
 
     def message_bytes(self, parameters: int, width: int) -> int:
         match self.compressor:
@@ -63,13 +63,13 @@ class Choco(Algorithm):
     def _count(self, parameters: int) -> int:
         return max(1, round(self.ratio * parameters))
 
-    def _compressed(self, rows: Tensor, own: Own) -> Tensor:
-        count = self._count(len(own.columns))
+    def _compressed(self, rows: Tensor, states: NodeStates) -> Tensor:
+        count = self._count(len(states.columns))
         match self.compressor:
             case "top_k":
                 return top_k(rows, count)
             case "random_k":
-                return random_k(rows, count, own.columns, own.seed, own.round, own.ids)
+                return random_k(rows, count, states.columns, states.seed, states.round, states.ids)
             case "quantise":
                 return quantise(rows, self.bits)
         return rows

@@ -53,7 +53,7 @@ class DFedHPO(Algorithm):
         self.demand(low_to_high, "rate_range", "must be [low, high] with 0 < low < high: this range is empty")
         self.demand(self.aggregator in ("CA", "FA", "MA"), "aggregator", "must be one of CA, FA, MA")
 
-    def note(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
+    def small_state(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
         """What the search finds: a rate a node (0: not searched yet), and the epochs that it took."""
         zeros = torch.zeros(len(shares), dtype=torch.float64)
         return {"found": zeros, "epochs": zeros.clone()}
@@ -71,29 +71,29 @@ class DFedHPO(Algorithm):
         draws = numpy_generator(seed, node=node, purpose="dfedhpo").uniform(low, high, self.trials)
         return [math.exp(value) for value in draws.tolist()]
 
-    def shortlist(self, own: list[Trial], heard: list[Trial], seed: int, node: int) -> list[float]:
+    def shortlist(self, own_trials: list[Trial], received: list[Trial], seed: int, node: int) -> list[float]:
         """What a node tries itself once it has heard its neighbours' trials."""
         match self.aggregator:
             case "CA":
                 return []
             case "FA":
-                known = {trial.rate for trial in own}
-                return [trial.rate for trial in heard if trial.rate not in known]
-        return self._promising([*own, *heard], derive_seed(seed, node=node, purpose="forest"))
+                known = {trial.rate for trial in own_trials}
+                return [trial.rate for trial in received if trial.rate not in known]
+        return self._promising([*own_trials, *received], derive_seed(seed, node=node, purpose="forest"))
 
-    def decide(self, own: list[Trial], heard: list[Trial], tried: list[Trial]) -> float:
+    def decide(self, own_trials: list[Trial], received: list[Trial], tried: list[Trial]) -> float:
         """The rate that a node takes; `tried` are the trials of its shortlist."""
         match self.aggregator:
             case "CA":
-                return _best([*own, *heard]).rate
+                return _best([*own_trials, *received]).rate
             case "FA":
-                sound = [trial for trial in (*own, *tried) if math.isfinite(trial.loss)]
+                sound = [trial for trial in (*own_trials, *tried) if math.isfinite(trial.loss)]
                 # one rate that diverges would spoil the mean; where all do, the smallest is the best guess
-                best = sorted(sound, key=_order)[: self.top_k] or [_best([*own, *tried])]
+                best = sorted(sound, key=_order)[: self.top_k] or [_best([*own_trials, *tried])]
                 return math.fsum(trial.rate for trial in best) / len(best)
         # a forest knows little of rates that were never tried: where all of its own diverge, a trial will do
         sound = [trial for trial in tried if math.isfinite(trial.loss)]
-        return _best(sound or own).rate
+        return _best(sound or own_trials).rate
 
     def _promising(self, trials: list[Trial], seed: int) -> list[float]:
         """The `top_k` rates of a grid that a random forest, fitted to log rate -> loss, likes best."""

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm, Neighbourhood, Own
+from feda2l.algorithms.base import Algorithm, Neighbourhood, NodeStates
 
 CHUNK = 1 << 20  # columns taken to float64 at a time
 PIECE = 1 << 9  # columns of one partial product
@@ -57,30 +57,30 @@ class FedAWA(Algorithm):
         self.demand(self.steps >= 1, "steps", "must be at least 1 step a round")
         self.demand(0 < self.scale < float("inf"), "scale", "must be above 0")
 
-    def note(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
+    def small_state(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
         """w and its optimiser's moments by neighbour id (not a number: never met), and the number of steps."""
         unknown = torch.full((len(shares), nodes), torch.nan, dtype=torch.float64)
         return {name: unknown.clone() for name in KEPT} | {"count": torch.zeros(len(shares), dtype=torch.float64)}
 
-    def weigh(self, near: Neighbourhood) -> Tensor:
-        ids = list(near.ids)
-        share = near.samples / near.samples.sum()
+    def weigh(self, neighbourhood: Neighbourhood) -> Tensor:
+        ids = list(neighbourhood.ids)
+        share = neighbourhood.samples / neighbourhood.samples.sum()
         start = share if self.init == "shares" else share.log()
-        known = {name: near.notes[name][ids] for name in KEPT}
+        known = {name: neighbourhood.small_state[name][ids] for name in KEPT}
         w = torch.where(known["weights"].isnan(), start, known["weights"])
         first, second = (known[name].nan_to_num(nan=0.0) for name in KEPT[1:])
         if self.optimizer_state == "fresh":
             first, second = torch.zeros_like(w), torch.zeros_like(w)
-            near.notes["count"].zero_()
-        before, vectors = w, _Vectors.of(near, crossed=self.regulariser == "mean")
+            neighbourhood.small_state["count"].zero_()
+        before, vectors = w, _Vectors.of(neighbourhood, crossed=self.regulariser == "mean")
         for _ in range(self.steps):
-            near.notes["count"].add_(1)
-            w, first, second = self._step(w, vectors.gradient(w), first, second, near.notes["count"])
+            neighbourhood.small_state["count"].add_(1)
+            w, first, second = self._step(w, vectors.gradient(w), first, second, neighbourhood.small_state["count"])
         for name, values in zip(KEPT, (w, first, second), strict=True):
-            near.notes[name][ids] = values
+            neighbourhood.small_state[name][ids] = values
         return torch.softmax(before if self.use == "before" else w, dim=0)
 
-    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+    def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
         """The scale is the model's alone: statistics and momentum that travel beside it are plain averages."""
         return mixed["model"].mul_(self.scale)
 
@@ -106,8 +106,8 @@ def _sums(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
     total = None
     for start in range(0, len(base), CHUNK):
         theta, g = models[:, start : start + CHUNK].double(), base[start : start + CHUNK].double()
-        own = _inner(theta) if crossed else theta.square().sum(dim=1)
-        sums = torch.cat([_inner(theta - g).flatten(), own.flatten(), theta @ g, (g @ g).view(1)])
+        states = _inner(theta) if crossed else theta.square().sum(dim=1)
+        sums = torch.cat([_inner(theta - g).flatten(), states.flatten(), theta @ g, (g @ g).view(1)])
         total = sums if total is None else total + sums
     assert total is not None
     return total
@@ -119,9 +119,9 @@ def _sums_on_gpu(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
 
     if len(models) > MOST:
         return _sums(models, base, crossed=crossed)
-    apart, own, size = inner_products(models, base), inner_products(models), inner_products(base.unsqueeze(0))[0]
-    along = (own.diagonal() + size - apart.diagonal()) / 2
-    return torch.cat([apart.flatten(), (own if crossed else own.diagonal()).flatten(), along, size])
+    apart, states, size = inner_products(models, base), inner_products(models), inner_products(base.unsqueeze(0))[0]
+    along = (states.diagonal() + size - apart.diagonal()) / 2
+    return torch.cat([apart.flatten(), (states if crossed else states.diagonal()).flatten(), along, size])
 
 
 def _inner(vectors: Tensor) -> Tensor:
@@ -141,8 +141,8 @@ class _Vectors:
     size: Tensor  # ||g||^2
 
     @classmethod
-    def of(cls, near: Neighbourhood, *, crossed: bool) -> "_Vectors":
-        models, base = near.hear("model"), near.base
+    def of(cls, neighbourhood: Neighbourhood, *, crossed: bool) -> "_Vectors":
+        models, base = neighbourhood.receive("model"), neighbourhood.base
         sums = _sums_on_gpu if base.is_cuda else _sums
         count, total = len(models), sums(models, base, crossed=crossed).cpu()  # all at once: a look waits for the card
         gram, products, along, size = total.split([count * count, len(total) - count * count - count - 1, count, 1])

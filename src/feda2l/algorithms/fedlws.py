@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm, Neighbourhood, Own
+from feda2l.algorithms.base import Algorithm, Neighbourhood, NodeStates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +33,23 @@ class FedLWS(Algorithm):
         self.demand(0 <= self.low <= self.high, "low", f"must be from 0 to algorithm.high = {self.high}")
         self.demand(self.high < float("inf"), "high", "must be finite")
 
-    def note(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
+    def small_state(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
         return {"spread": torch.zeros(len(shares), layers, dtype=torch.float64)}
 
-    def weigh(self, near: Neighbourhood) -> Tensor:
+    def weigh(self, neighbourhood: Neighbourhood) -> Tensor:
         """The topology's own; the spread around their average is noted on the way."""
-        models = near.hear("model")
-        centre = near.weights.to(models) @ models
-        near.notes["spread"].copy_(near.movement(centre.expand_as(models).contiguous(), models).mean(dim=0))
-        return near.weights
+        models = neighbourhood.receive("model")
+        centre = neighbourhood.weights.to(models) @ models
+        neighbourhood.small_state["spread"].copy_(
+            neighbourhood.movement(centre.expand_as(models).contiguous(), models).mean(dim=0)
+        )
+        return neighbourhood.weights
 
-    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+    def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
         average = mixed["model"]
-        size = own.movement(torch.zeros_like(own.base), own.base)
-        moved = own.movement(own.base, average)
-        shrinking = (self.beta * own.notes["spread"]).clamp(self.low, self.high) * moved
+        size = states.movement(torch.zeros_like(states.base), states.base)
+        moved = states.movement(states.base, average)
+        shrinking = (self.beta * states.small_state["spread"]).clamp(self.low, self.high) * moved
         # without it a layer is left alone, also one that is 0: 0 / 0 would be NaN
         gamma = torch.where(shrinking > 0, size / (size + shrinking), 1.0)
-        return average.mul_(own.expand(gamma))
+        return average.mul_(states.expand(gamma))

@@ -24,7 +24,7 @@ class FedNTD(Algorithm):
 
     summary = "distils the base model's outputs for the classes that are not the answer"
     citation = "Lee et al. 2022"
-    teaches = True
+    uses_base_outputs = True
 
     beta: float = 1.0
     tau: float = 1.0
@@ -40,12 +40,12 @@ class FedNTD(Algorithm):
                 "(its targets are numbers); choose another algorithm"
             )
 
-    def loss(self, task: Tensor, outputs: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
-        assert taught is not None
+    def loss(self, task: Tensor, outputs: Tensor, targets: Tensor, base_outputs: Tensor | None) -> Tensor:
+        assert base_outputs is not None
         true = F.one_hot(targets, outputs.shape[-1]).bool()
         # far below every other, but finite: its share is exactly 0, and 0 x finite is 0
         nothing = torch.finfo(outputs.dtype).min / 4
-        student, teacher = ((z / self.tau).masked_fill(true, nothing) for z in (outputs, taught))
+        student, teacher = ((z / self.tau).masked_fill(true, nothing) for z in (outputs, base_outputs))
         gap = F.log_softmax(teacher, dim=-1) - F.log_softmax(student, dim=-1)
         divergence = (F.softmax(teacher, dim=-1) * gap).sum(dim=-1).mean(dim=-1)
         return task + self.beta * self.tau**2 * divergence

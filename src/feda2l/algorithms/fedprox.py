@@ -27,6 +27,6 @@ class FedProx(Algorithm):
     def __post_init__(self) -> None:
         self.demand(0 <= self.mu < float("inf"), "mu", "must be 0 (FedAvg) or more; usual are .001 to 1")
 
-    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """g + mu (x - B)."""
         return gradient.add_((parameters - base).mul_(self.mu))

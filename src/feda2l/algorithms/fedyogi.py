@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm, Own
+from feda2l.algorithms.base import Algorithm, NodeStates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class FedYogi(Algorithm):
 
     summary = "the average is a direction of a Yogi step with moments of its own"
     citation = "Reddi et al. 2021"
-    memory = ("first", "second")
+    state = ("first", "second")
 
     rate: float = 0.01
     beta1: float = 0.9
@@ -38,13 +38,13 @@ class FedYogi(Algorithm):
         self.demand(0 <= self.beta2 < 1, "beta2", "must be from 0 up to, but not, 1")
         self.demand(0 < self.tau < float("inf"), "tau", "must be above 0: it stands beside sqrt(v), which starts at 0")
 
-    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
-        first, second = own.memory["first"], own.memory["second"]
-        change = mixed["model"].sub_(own.base)
+    def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        first, second = states.state["first"], states.state["second"]
+        change = mixed["model"].sub_(states.base)
         first.mul_(self.beta1).add_(change * (1 - self.beta1))
         square = change.square_()
         second.sub_((second - square).sign_().mul_(square).mul_(1 - self.beta2))
         rate = self.rate
         if self.bias_correction:
-            rate *= (1 - self.beta2**own.round) ** 0.5 / (1 - self.beta1**own.round)
-        return first.mul(rate).div_(second.sqrt().add_(self.tau)).add_(own.base)
+            rate *= (1 - self.beta2**states.round) ** 0.5 / (1 - self.beta1**states.round)
+        return first.mul(rate).div_(second.sqrt().add_(self.tau)).add_(states.base)

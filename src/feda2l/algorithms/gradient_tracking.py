@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm, Defaults, Own, Task
+from feda2l.algorithms.base import Algorithm, Defaults, NodeStates, Task
 from feda2l.errors import FedA2LError
 
 
@@ -28,7 +28,7 @@ class GradientTracking(Algorithm):
 
     summary = "local gradients corrected by a tracker of the network's; two messages"
     citation = "Liu et al. 2023; Pu and Nedic 2021"
-    memory = ("correction",)
+    state = ("correction",)
     mixing = "doubly_stochastic"
     defaults: ClassVar[Defaults] = {"topology": {"weights": "metropolis"}, "training": {"momentum": 0.0}}
 
@@ -39,16 +39,16 @@ class GradientTracking(Algorithm):
                 'how far a node moved, which only "sgd" allows'
             )
 
-    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
-        return gradient.add_(memory["correction"])
+    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        return gradient.add_(state["correction"])
 
-    def publish(self, own: Own) -> dict[str, Tensor]:
-        direction = own.per_step(own.base - own.trained).mul_(1 - own.momentum)
-        return {"model": own.trained, "direction": direction}
+    def publish(self, states: NodeStates) -> dict[str, Tensor]:
+        direction = states.per_step(states.base - states.trained).mul_(1 - states.momentum)
+        return {"model": states.trained, "direction": direction}
 
     def message_bytes(self, parameters: int, width: int) -> int:
         return 2 * 4 * parameters
 
-    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
-        own.memory["correction"].add_(mixed["direction"].sub_(sent["direction"]))
+    def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        states.state["correction"].add_(mixed["direction"].sub_(sent["direction"]))
         return mixed["model"]

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm, Defaults, Neighbourhood, Own
+from feda2l.algorithms.base import Algorithm, Defaults, Neighbourhood, NodeStates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +28,20 @@ class PushSum(Algorithm):
     mixing = "push"
     defaults: ClassVar[Defaults] = {"topology": {"weights": "uniform"}}
 
-    def note(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
+    def small_state(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
         return {"share": shares.clone(), "mass": shares.clone()}
 
-    def publish(self, own: Own) -> dict[str, Tensor]:
+    def publish(self, states: NodeStates) -> dict[str, Tensor]:
         """x_j / p_j, and p_j: what the listener multiplies again."""
-        part = (own.notes["share"] / own.notes["mass"]).to(own.base).unsqueeze(1)
-        return {"model": torch.lerp(own.base, own.trained, part), "mass": own.notes["mass"].clone()}
+        part = (states.small_state["share"] / states.small_state["mass"]).to(states.base).unsqueeze(1)
+        return {"model": torch.lerp(states.base, states.trained, part), "mass": states.small_state["mass"].clone()}
 
     def message_bytes(self, parameters: int, width: int) -> int:
         return 4 * parameters + 8
 
-    def weigh(self, near: Neighbourhood) -> Tensor:
+    def weigh(self, neighbourhood: Neighbourhood) -> Tensor:
         """W_ij p_j / p_i: with these a row sums to 1, so statistics and momentum are averaged like the model."""
-        received = near.weights * near.hear("mass")
+        received = neighbourhood.weights * neighbourhood.receive("mass")
         mass = received.sum()
-        near.notes["mass"].copy_(mass)
+        neighbourhood.small_state["mass"].copy_(mass)
         return received / mass

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from feda2l.algorithms.base import Algorithm, Defaults, Own, Task
+from feda2l.algorithms.base import Algorithm, Defaults, NodeStates, Task
 from feda2l.errors import FedA2LError
 
 
@@ -26,7 +26,7 @@ class QGDSGDm(Algorithm):
 
     summary = "momentum from the movement of the mixed models (quasi-global)"
     citation = "Lin et al. 2021"
-    memory = ("momentum",)
+    state = ("momentum",)
     mixing = "doubly_stochastic"
     defaults: ClassVar[Defaults] = {"topology": {"weights": "metropolis"}, "training": {"momentum": 0.0}}
 
@@ -44,10 +44,10 @@ class QGDSGDm(Algorithm):
                 'training.optimizer = "sgd" and training.momentum = 0'
             )
 
-    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
-        return gradient.add_(memory["momentum"] * self.beta)
+    def gradient(self, gradient: Tensor, parameters: Tensor, base: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        return gradient.add_(state["momentum"] * self.beta)
 
-    def accept(self, own: Own, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+    def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
         aggregated = mixed["model"]
-        own.memory["momentum"].mul_(self.mu).add_(own.per_step(own.base - aggregated).mul_(1 - self.mu))
+        states.state["momentum"].mul_(self.mu).add_(states.per_step(states.base - aggregated).mul_(1 - self.mu))
         return aggregated

@@ -24,7 +24,7 @@ from feda2l.bench.works import Result, note
 from feda2l.models import build
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
-from feda2l.peer.node import Node
+from feda2l.peer.node import PeerNode
 from feda2l.round.aggregate import aggregate
 from feda2l.runs.assemble import populate
 from feda2l.wire.certificates import issue, make_authority
@@ -37,7 +37,7 @@ SPEC = 'name = "bench"\n[data]\nnodes = {nodes}\nalpha = 10.0\n[model]\nname = "
 
 
 @dataclass(frozen=True)
-class Place:
+class BenchProcess:
     """Where a process of the measurement stands: picklable, it travels to the process."""
 
     name: str
@@ -55,7 +55,7 @@ class Exchanger(NamedTuple):
     close: Callable[[], None]
 
 
-def ours(place: Place) -> Exchanger:
+def ours(place: BenchProcess) -> Exchanger:
     """A node's own exchange: pack, hash, sign, answer, ask in turn, check, add to the mean; it does not train."""
     folder = place.tls.ca.parent
     neighbours = [{"name": name, "id": int(name[4:]), "address": address} for name, address in place.neighbours.items()]
@@ -63,26 +63,26 @@ def ours(place: Place) -> Exchanger:
     values = {"name": place.name, "id": int(place.name[4:]), "listen": place.listen, "spec": "spec.toml"}
     values |= {"state": place.name, "neighbours": neighbours, "security": files}
     config = NodeConfig.parse(values, folder, "bench")
-    node = Node(config, NodeLog(place.name, None, level="warning"))
+    node = PeerNode(config, NodeLog(place.name, None, level="warning"))
     engine = populate([node.assembled])
     engine.keep_memory()
     node.exchange.make_template(node.live)
-    courier = node.connect()
+    messenger = node.connect()
     state = node.live.state
     state.trained.copy_(state.base)
-    wait_for(lambda: all(map(courier.transport.alive, place.neighbours)))
+    wait_for(lambda: all(map(messenger.transport.alive, place.neighbours)))
 
     def exchange(number: int) -> None:
         state.round = number - 1
-        courier.begin()
+        messenger.begin()
         aggregate(node.live, [0])
-        if len(node.exchange.heard) != len(neighbours):
-            raise RuntimeError(f"{place.name}: heard {node.exchange.heard} only")
+        if len(node.exchange.senders) != len(neighbours):
+            raise RuntimeError(f"{place.name}: heard {node.exchange.senders} only")
 
-    return Exchanger(exchange, courier.close)
+    return Exchanger(exchange, messenger.close)
 
 
-def bare(place: Place, row: dict[str, Tensor]) -> Exchanger:
+def bare(place: BenchProcess, row: dict[str, Tensor]) -> Exchanger:
     """Plain zenoh with mutual TLS: a queryable that answers with ready bytes, two gets in turn, one copy out of it."""
     config = zenoh.Config()
     for key, value in {
@@ -151,7 +151,7 @@ def exchange_work(*, nodes: int = 5, model: str = "resnet18", rounds: int = 15) 
     )
 
 
-def _reports(places: Sequence[Place], model: str, rounds: int) -> list[dict[str, Any]]:
+def _reports(places: Sequence[BenchProcess], model: str, rounds: int) -> list[dict[str, Any]]:
     """What every process measured; an error in one of them is raised here."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(len(places)), context.Queue()
@@ -172,7 +172,7 @@ def _reports(places: Sequence[Place], model: str, rounds: int) -> list[dict[str,
     return reports
 
 
-def ring(nodes: int, folder: Path, model: str) -> list[Place]:
+def ring(nodes: int, folder: Path, model: str) -> list[BenchProcess]:
     """Certificates and free addresses for so many nodes in a ring."""
     make_authority(folder)
     (folder / "spec.toml").write_text(SPEC.format(nodes=nodes, model=model))
@@ -186,7 +186,7 @@ def ring(nodes: int, folder: Path, model: str) -> list[Place]:
     own, other = dict(zip(names, addresses, strict=False)), dict(zip(names, addresses[nodes:], strict=True))
     around = {name: (names[number - 1], names[(number + 1) % nodes]) for number, name in enumerate(names)}
     return [
-        Place(
+        BenchProcess(
             name,
             own[name],
             other[name],
@@ -206,7 +206,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _node(place: Place, model: str, rounds: int, barrier: Barrier, results: "Queue[dict[str, Any]]") -> None:
+def _node(place: BenchProcess, model: str, rounds: int, barrier: Barrier, results: "Queue[dict[str, Any]]") -> None:
     try:
         results.put(_measure(place, model, rounds, barrier))
     except BaseException as error:
@@ -214,7 +214,7 @@ def _node(place: Place, model: str, rounds: int, barrier: Barrier, results: "Que
         results.put({"error": f"{place.name}: {error!r}"})
 
 
-def _measure(place: Place, model: str, rounds: int, barrier: Barrier) -> dict[str, Any]:
+def _measure(place: BenchProcess, model: str, rounds: int, barrier: Barrier) -> dict[str, Any]:
     torch.set_num_threads(1)  # five processes on few cores
     row = _model(model)
     sides = {"ours": ours(place)}

@@ -77,7 +77,12 @@ def make_records(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
         )
         size = rounds * nodes * len(LAYERS)
         rate = 0.01 / np.sqrt(deep["round"]) * (0.5 + random.random(size))
-        signals = {"rate": rate, "multiplier": np.ones(size), "sigma": random.random(size), "zeta": random.random(size)}
+        signals = {
+            "rate": rate,
+            "multiplier": np.ones(size),
+            "divergence": random.random(size),
+            "stability": random.random(size),
+        }
         polars.DataFrame({**deep, **signals}).write_parquet(path / "layers.parquet", statistics=False)
         spec: dict[str, Any] = {
             "name": name,

@@ -41,7 +41,7 @@ State = Literal["ok", "absent", "broken"]  # absent is fine until it is needed
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing, how it is, and what to do where it is not well."""
 
     what: str
@@ -50,9 +50,9 @@ class Finding:
     remedy: str = ""
 
 
-def examine(data: Path | None = None) -> list[Finding]:
+def examine(data: Path | None = None) -> list[Check]:
     """Everything, the core first. A check that fails in a way nobody thought of is a finding too."""
-    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+    checks: tuple[tuple[str, Callable[[], Iterator[Check]]], ...] = (
         ("core", _core),
         ("torch", _torch),
         ("GPU", _gpu),
@@ -62,31 +62,31 @@ def examine(data: Path | None = None) -> list[Finding]:
         ("data", lambda: _data(data)),
         ("network", _network),
     )
-    findings: list[Finding] = []
+    findings: list[Check] = []
     for what, check in checks:
         try:
             findings += check()
         except Exception as error:  # a broken installation may raise anything
             needed = what in ("core", "torch")
             words = f"{type(error).__name__}: {error}".splitlines()[0]
-            findings.append(Finding(what, "broken" if needed else "absent", words, _AGAIN if needed else ""))
+            findings.append(Check(what, "broken" if needed else "absent", words, _AGAIN if needed else ""))
     return findings
 
 
 _AGAIN = "install it again: pip install --force-reinstall feda2l"
 
 
-def _core() -> Iterator[Finding]:
+def _core() -> Iterator[Check]:
     good = sys.version_info >= (3, 11)
     remedy = "" if good else "feda2l needs Python 3.11 or newer"
-    yield Finding("Python", "ok" if good else "broken", platform.python_version(), remedy)
-    yield Finding("feda2l", "ok", installed("feda2l") or "a source tree that is not installed")
+    yield Check("Python", "ok" if good else "broken", platform.python_version(), remedy)
+    yield Check("feda2l", "ok", installed("feda2l") or "a source tree that is not installed")
     names = _needed()
     missing = [name for name in names if installed(_bare(name)) is None]
     if missing:
-        yield Finding("packages", "broken", f"missing: {', '.join(missing)}", f"pip install '{missing[0]}'")
+        yield Check("packages", "broken", f"missing: {', '.join(missing)}", f"pip install '{missing[0]}'")
     else:
-        yield Finding("packages", "ok", f"all {len(names)} that are always needed")
+        yield Check("packages", "ok", f"all {len(names)} that are always needed")
 
 
 def _needed() -> list[str]:
@@ -95,7 +95,7 @@ def _needed() -> list[str]:
     return [text.split(";")[0].strip() for text in texts or () if "extra ==" not in text]
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[Check]:
     import torch
 
     from feda2l.runs.device import cpu_has_bf16
@@ -105,33 +105,31 @@ def _torch() -> Iterator[Finding]:
     threads = torch.get_num_threads()
     kinds = "fp32, bf16" if cpu_has_bf16() else "fp32"
     found = f"{torch.__version__}, {threads} thread{'s' * (threads != 1)}; {kinds} on this CPU"
-    yield Finding("torch", "ok" if good else "broken", found, "" if good else _AGAIN)
+    yield Check("torch", "ok" if good else "broken", found, "" if good else _AGAIN)
 
 
-def _gpu() -> Iterator[Finding]:
+def _gpu() -> Iterator[Check]:
     import torch
 
     from feda2l.runs.device import why_no_gpu
 
     if why := why_no_gpu():
-        yield Finding("GPU", "absent", "none: the CPU is used", why)
+        yield Check("GPU", "absent", "none: the CPU is used", why)
         return
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
         kinds = "fp32, tf32, bf16" if about.major >= 8 else "fp32 (tf32 and bf16 need a newer one)"
         memory = f"{about.total_memory / GIB:.0f} GiB"
-        yield Finding(f"GPU {number}", "ok", f"{about.name}, {memory}; {kinds}; deterministic = true is possible")
+        yield Check(f"GPU {number}", "ok", f"{about.name}, {memory}; {kinds}; deterministic = true is possible")
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Check]:
     count = cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield Finding(
-        "machine", "ok", f"{count} core{'s' * (count != 1)} for this process, {memory / GIB:.1f} GiB of memory"
-    )
+    yield Check("machine", "ok", f"{count} core{'s' * (count != 1)} for this process, {memory / GIB:.1f} GiB of memory")
 
 
-def _disk(data: Path | None) -> Iterator[Finding]:
+def _disk(data: Path | None) -> Iterator[Check]:
     from feda2l.data.download import ENVIRONMENT, data_folder
 
     variable = ENVIRONMENT if os.environ.get(ENVIRONMENT) else f"{ENVIRONMENT} is not set: the cache"
@@ -141,24 +139,24 @@ def _disk(data: Path | None) -> Iterator[Finding]:
         free = shutil.disk_usage(there).free
         found = f"{folder}: {free / GIB:.1f} GiB free"
         if not os.access(there, os.W_OK):
-            yield Finding(what, "absent", f"{found}, not writable", "choose a folder that you may write to")
+            yield Check(what, "absent", f"{found}, not writable", "choose a folder that you may write to")
         elif free < LITTLE:
-            yield Finding(what, "absent", found, "make room: a full disk ends a run")
+            yield Check(what, "absent", found, "make room: a full disk ends a run")
         else:
-            yield Finding(what, "ok", found)
+            yield Check(what, "ok", found)
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[Check]:
     for extra, (packages, purpose) in EXTRAS.items():
         missing = [name for name in packages if installed(name) is None]
         if missing:
             found = f"{purpose}; not installed: {', '.join(missing)}"
-            yield Finding(f"extra {extra}", "absent", found, f"pip install 'feda2l[{extra}]'")
+            yield Check(f"extra {extra}", "absent", found, f"pip install 'feda2l[{extra}]'")
         else:
-            yield Finding(f"extra {extra}", "ok", ", ".join(f"{name} {installed(name)}" for name in packages))
+            yield Check(f"extra {extra}", "ok", ", ".join(f"{name} {installed(name)}" for name in packages))
 
 
-def _data(data: Path | None) -> Iterator[Finding]:
+def _data(data: Path | None) -> Iterator[Check]:
     from feda2l.data import CATALOG
     from feda2l.data.download import data_folder
 
@@ -166,26 +164,26 @@ def _data(data: Path | None) -> Iterator[Finding]:
     option = f" --data {data}" if data else ""
     for name, entry in CATALOG.items():
         if entry.archive is None:
-            yield Finding(f"data {name}", "ok", "comes with scikit-learn")
+            yield Check(f"data {name}", "ok", "comes with scikit-learn")
         elif entry.archive.missing(folder):
-            yield Finding(f"data {name}", "absent", "not found", f"feda2l data fetch {name}{option}")
+            yield Check(f"data {name}", "absent", "not found", f"feda2l data fetch {name}{option}")
         else:
-            yield Finding(f"data {name}", "ok", "found (feda2l data verify checks every byte)")
+            yield Check(f"data {name}", "ok", "found (feda2l data verify checks every byte)")
 
 
-def _network() -> Iterator[Finding]:
+def _network() -> Iterator[Check]:
     """What real peers need: a port of this machine's own, TLS 1.3, and zenoh that opens one."""
     try:
         with socket.create_server(("127.0.0.1", 0)):
             pass
     except OSError as error:
-        yield Finding("network", "absent", f"127.0.0.1 cannot be listened on: {error.strerror}", "needed by real peers")
+        yield Check("network", "absent", f"127.0.0.1 cannot be listened on: {error.strerror}", "needed by real peers")
         return
     if not ssl.HAS_TLSv1_3:
-        yield Finding("network", "absent", f"{ssl.OPENSSL_VERSION} has no TLS 1.3", "needed by real peers")
+        yield Check("network", "absent", f"{ssl.OPENSSL_VERSION} has no TLS 1.3", "needed by real peers")
         return
     if installed("eclipse-zenoh") is None:
-        yield Finding("network", "ok", "127.0.0.1 can be listened on, TLS 1.3 is there")
+        yield Check("network", "ok", "127.0.0.1 can be listened on, TLS 1.3 is there")
         return
     import zenoh
 
@@ -193,7 +191,7 @@ def _network() -> Iterator[Finding]:
         '{mode: "peer", listen: {endpoints: ["tcp/127.0.0.1:0"]}, scouting: {multicast: {enabled: false}}}'
     )
     with zenoh.open(settings):
-        yield Finding("network", "ok", "zenoh listens on 127.0.0.1, TLS 1.3 is there")
+        yield Check("network", "ok", "zenoh listens on 127.0.0.1, TLS 1.3 is there")
 
 
 def _bare(requirement: str) -> str:

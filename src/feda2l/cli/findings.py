@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from feda2l.cli.doctor import Finding
+from feda2l.cli.doctor import Check
 
 MARKS = {"ok": "ok", "absent": "-", "broken": "BROKEN"}
 
 
-def print_findings(findings: Sequence[Finding], *, json: bool = False) -> None:
+def print_findings(findings: Sequence[Check], *, json: bool = False) -> None:
     if json:
         print(json_format.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
         return

@@ -89,7 +89,7 @@ def swarm(
     from feda2l.cli.run_view import summary_text
     from feda2l.runs.run import Run
     from feda2l.spec.spec import Spec
-    from feda2l.swarm.swarm import Options, swarm
+    from feda2l.swarm.swarm import SwarmOptions, swarm
 
     sets = list(set_ or [])
     if nodes is not None:
@@ -99,7 +99,7 @@ def swarm(
     if faults is not None:
         sets.append(f"faults={json.dumps(str(faults))}")
     wanted = Spec.load(spec, sets) if spec else Spec.parse({}, "spec", sets)
-    options = Options(insecure=insecure, wire=wire, data=data, resume=resume, shown=not quiet, keep=keep)
+    options = SwarmOptions(insecure=insecure, wire=wire, data=data, resume=resume, shown=not quiet, keep=keep)
     done: Run = swarm(wanted, out, options)
     print(summary_text(done.summary, done.path))
 

@@ -105,8 +105,8 @@ def shards(
             see="partition",
         )
     cut = np.array_split(np.argsort(array, kind="stable"), nodes * shards_per_node)
-    dealt = numpy_generator(seed, purpose="shards").permutation(len(cut)).reshape(nodes, shards_per_node)
-    return _enough([np.concatenate([cut[shard] for shard in hand]) for hand in dealt], min_size)
+    assigned = numpy_generator(seed, purpose="shards").permutation(len(cut)).reshape(nodes, shards_per_node)
+    return _enough([np.concatenate([cut[shard] for shard in hand]) for hand in assigned], min_size)
 
 
 def natural(groups: ArrayLike | Tensor, *, nodes: int | None = None, min_size: int = 1) -> list[Indices]:

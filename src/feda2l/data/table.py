@@ -38,7 +38,7 @@ class Table(Images):
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _CsvRows:
     """What a file says: numbers [n, features], and of each row its class, its node and its line."""
 
     path: Path
@@ -153,7 +153,7 @@ def _places(path: Path, names: list[str], delimiter: str) -> dict[str, int]:
     return {name: place for place, name in enumerate(header)}
 
 
-def _rows(path: Path, features: list[str], target: str, node: str | None, delimiter: str) -> _Rows:
+def _rows(path: Path, features: list[str], target: str, node: str | None, delimiter: str) -> _CsvRows:
     texts: list[tuple[str, list[str]]] = [(name, []) for name in (target, *([node] if node else ()))]
     place = _places(path, [*features, *(name for name, _ in texts)], delimiter)
     values, lines = array("d"), list[int]()
@@ -172,7 +172,7 @@ def _rows(path: Path, features: list[str], target: str, node: str | None, delimi
         raise own_data_error(f"{path} has no row under its first line")
     numbers = np.frombuffer(values, dtype=np.float64).reshape(-1, len(features))
     _demand_finite(path, numbers, features, lines)
-    return _Rows(path, numbers, texts[0][1], texts[-1][1] if node else [], lines)
+    return _CsvRows(path, numbers, texts[0][1], texts[-1][1] if node else [], lines)
 
 
 def _floats(cells: list[str], features: list[str], where: str) -> list[float]:

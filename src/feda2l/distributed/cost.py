@@ -23,7 +23,7 @@ MEAN = 12  # bytes a value that are summed for the mean model: the largest (floa
 TALKS = 8  # times a round that all ranks wait for all: errors, ends, digests, sums, records, decision
 
 
-class Pace(NamedTuple):
+class MachineSpeed(NamedTuple):
     """A machine's speed: seconds of one process with one worker."""
 
     step: float  # a local step of a node
@@ -43,15 +43,15 @@ class Share(NamedTuple):
 
     ranks: int
     nodes: float
-    heard: float  # neighbours a node
+    received: float  # neighbours a node
     halo: float  # rows that arrive from other ranks in a round
 
     @classmethod
     def of(cls, graph: Topology, steps: Sequence[int], ranks: int) -> "Share":
         """As `place` deals it."""
         placement = place(graph, steps, ranks)
-        heard = sum(len(near) for phase in graph.period for near in phase) / (len(graph.period) * graph.nodes)
-        return cls(ranks, max(map(len, placement.ids)), heard, placement.crossing / ranks)
+        received = sum(len(near) for phase in graph.period for near in phase) / (len(graph.period) * graph.nodes)
+        return cls(ranks, max(map(len, placement.ids)), received, placement.crossing / ranks)
 
     @classmethod
     def one_peer_exponential(cls, nodes: int, ranks: int) -> "Share":
@@ -87,7 +87,9 @@ class Cost(NamedTuple):
         return self.train + self.mix + self.measure + self.exchange
 
 
-def cost(share: Share, values: int, steps: float, pace: Pace, link: Link, *, workers: int = 1, states: int = 3) -> Cost:
+def cost(
+    share: Share, values: int, steps: float, pace: MachineSpeed, link: Link, *, workers: int = 1, states: int = 3
+) -> Cost:
     """What a round costs a rank with this share of a network.
 
     `values` are those of a row (the parameters, padded), `steps` a node's local steps, `states` the rows that are kept
@@ -98,9 +100,9 @@ def cost(share: Share, values: int, steps: float, pace: Pace, link: Link, *, wor
     sent = FLOAT * values * halo + reduced
     return Cost(
         train=nodes * steps * pace.step / workers,
-        mix=(nodes * (1 + share.heard) + 3 * halo) * values * pace.mix,
+        mix=(nodes * (1 + share.received) + 3 * halo) * values * pace.mix,
         measure=nodes * values * pace.signal,
         exchange=sent / link.bandwidth + TALKS * link.latency if ranks > 1 else 0.0,
         sent=sent,
-        memory=FLOAT * values * (nodes * states + 2 * halo + min(nodes, halo * max(share.heard, 1))),
+        memory=FLOAT * values * (nodes * states + 2 * halo + min(nodes, halo * max(share.received, 1))),
     )

@@ -42,12 +42,12 @@ class NodesOfRank:
 
     def received(self, nodes: Sequence[int]) -> Iterator[Received]:
         """Fetched at all ranks together, in one order; `mix` does not fetch it again."""
-        heard = {name: self.halo.hear(values, self.round) for name, values in published(self.rows).items()}
+        received = {name: self.halo.receive(values, self.round) for name, values in published(self.rows).items()}
         for node in nodes:
             id = int(self.halo.ids[node])
             ids, _ = self.halo.whole.row(id, self.round)
             weights = self.halo.whole.given(id, self.round)
-            yield Received(node, ids, weights, self.samples[list(ids)], lambda name, ids=ids: heard[name](ids))  # type: ignore[misc]
+            yield Received(node, ids, weights, self.samples[list(ids)], lambda name, ids=ids: received[name](ids))  # type: ignore[misc]
 
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
         self.halo.reweigh([weights[node] for node in self.nodes], self.round)

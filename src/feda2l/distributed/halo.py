@@ -61,7 +61,7 @@ class Halo:
             flight.wait()
         outer.apply(near, out)
 
-    def hear(self, values: Tensor, round: int) -> Callable[[Sequence[int]], Tensor]:
+    def receive(self, values: Tensor, round: int) -> Callable[[Sequence[int]], Tensor]:
         """A function from the network's ids to these nodes' rows of what is published; fetches what is elsewhere."""
         transfers = self._transfers_of(self.whole.topology.phase(round), round)
         rows = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
@@ -91,8 +91,8 @@ class Halo:
         if phase not in self.transfers:
             nodes, me = self.whole.topology.nodes, self.ranks.rank
             everyone = self.whole.part(np.arange(nodes), round)
-            hearer = np.repeat(np.arange(nodes), np.diff(everyone.offsets))
-            listener, speaker = self.owner[hearer], self.owner[everyone.ids]
+            receiver = np.repeat(np.arange(nodes), np.diff(everyone.offsets))
+            listener, speaker = self.owner[receiver], self.owner[everyone.ids]
             out, into = (speaker == me) & (listener != me), (listener == me) & (speaker != me)
             # each (other rank, row) once, by rank and then by id: both sides come to the same order
             sent = np.unique(listener[out] * nodes + everyone.ids[out])
@@ -100,15 +100,15 @@ class Halo:
             to, rows = np.divmod(sent, nodes)
             of, halo = np.divmod(received, nodes)
             place = _places(nodes, self.ids)
-            outer = np.unique(place[hearer[into]])
-            heard = place[self.whole.part(self.ids[outer], round).ids]
+            outer = np.unique(place[receiver[into]])
+            received = place[self.whole.part(self.ids[outer], round).ids]
             self.transfers[phase] = _Transfers(
                 [(int(rank), torch.from_numpy(place[rows[to == rank]])) for rank in np.unique(to)],
                 [(int(rank), int((of == rank).sum())) for rank in np.unique(of)],
                 halo,
                 np.setdiff1d(np.arange(len(self.ids)), outer),
                 outer,
-                np.unique(heard[heard >= 0]),
+                np.unique(received[received >= 0]),
             )
         return self.transfers[phase]
 

@@ -65,9 +65,9 @@ def crossing_rows(graph: Topology, owner: Ids) -> float:
     """Rows that are sent in a round, the mean over a period: each once to every rank that has a listener."""
     nodes, total = graph.nodes, 0
     for phase in graph.period:
-        hearer, heard = _edges(phase)
-        across = owner[hearer] != owner[heard]
-        total += len(np.unique(owner[hearer[across]] * nodes + heard[across]))
+        receiver, received = _edges(phase)
+        across = owner[receiver] != owner[received]
+        total += len(np.unique(owner[receiver[across]] * nodes + received[across]))
     return total / len(graph.period)
 
 
@@ -77,13 +77,13 @@ def _near_together(graph: Topology) -> Ids:
 
     links = csr_array((graph.nodes,) * 2, dtype=np.int32)
     for phase in graph.period:
-        hearer, heard = _edges(phase)
-        links = links + csr_array((np.ones(len(heard), np.int32), (hearer, heard)), shape=links.shape)
+        receiver, received = _edges(phase)
+        links = links + csr_array((np.ones(len(received), np.int32), (receiver, received)), shape=links.shape)
     order: Ids = reverse_cuthill_mckee((links + links.T).tocsr(), symmetric_mode=True).astype(np.int64)
     return order
 
 
 def _edges(phase: Phase) -> tuple[Ids, Ids]:
     """Every edge of a phase: who hears, and whom."""
-    hearer = np.repeat(np.arange(len(phase)), [len(near) for near in phase])
-    return hearer, np.fromiter((j for near in phase for j in near), np.int64, len(hearer))
+    receiver = np.repeat(np.arange(len(phase)), [len(near) for near in phase])
+    return receiver, np.fromiter((j for near in phase for j in near), np.int64, len(receiver))

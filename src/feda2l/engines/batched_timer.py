@@ -10,7 +10,7 @@ from torch import Tensor
 from feda2l.engines import timer_passes
 from feda2l.engines.batched_product import product
 from feda2l.engines.stacked import trains_as_written
-from feda2l.engines.timer_passes import Dropout
+from feda2l.engines.timer_passes import DropoutMask
 from feda2l.models.timer import Block, Timer, positions
 
 TOKENS = 16  # of a window at most: attention is written out, which costs tokens x tokens x width
@@ -39,8 +39,8 @@ def timer_forward(
     def forward(parameters: Sequence[Tensor], x: Tensor, draws: Tensor | None) -> Tensor:
         own = dict(zip(names, parameters, strict=True))
 
-        def dropout(site: int) -> Dropout:
-            return Dropout(draws, site, chance)
+        def dropout(site: int) -> DropoutMask:
+            return DropoutMask(draws, site, chance)
 
         def normed(x: Tensor, update: Tensor, bias: str, norm: str, site: int) -> Tensor:
             weight, shift = own[f"{norm}.weight"], own[f"{norm}.bias"]

@@ -32,7 +32,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-class Shape(NamedTuple):
+class ConvolutionShape(NamedTuple):
     """A convolution with padding side // 2 of `rows` x `batch` pictures."""
 
     rows: int
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     stride: int
 
     @classmethod
-    def of(cls, pictures: Sequence[int], outputs: int, side: int, stride: int) -> "Shape":
+    def of(cls, pictures: Sequence[int], outputs: int, side: int, stride: int) -> "ConvolutionShape":
         rows, batch, height, width, channels = pictures
         return cls(rows, batch, height, width, channels, outputs, side, stride)
 
@@ -181,7 +181,7 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
 
 def convolve(x: Tensor, weight: Tensor, side: int, stride: int, tile: Tile | None = None) -> Tensor:
     """out[p, o] = sum_(i, j, c) x[p * stride + (i, j) - side // 2, c] * weight[o, (i, j, c)] for every row."""
-    shape = Shape.of(x.shape, weight.shape[1], side, stride)
+    shape = ConvolutionShape.of(x.shape, weight.shape[1], side, stride)
     own = tile or product_tile(shape, shape.places, shape.outputs, shape.channels, x.dtype)
     out = x.new_empty(shape.rows, shape.batch, shape.high, shape.wide, shape.outputs)
     _forward[-(-shape.places // own.places) * (shape.outputs // own.outer), shape.rows](
@@ -194,7 +194,7 @@ def input_gradient(
     gradient: Tensor, weight: Tensor, pictures: Sequence[int], side: int, stride: int, tile: Tile | None = None
 ) -> Tensor:
     """The gradient of `convolve`'s input [k, batch, height, width, channels], gathered for each pixel."""
-    shape = Shape.of(pictures, weight.shape[1], side, stride)
+    shape = ConvolutionShape.of(pictures, weight.shape[1], side, stride)
     places = shape.batch * -(-shape.height // stride) * -(-shape.width // stride)
     own = tile or product_tile(shape, places, shape.channels, shape.outputs, gradient.dtype)
     out = gradient.new_empty(pictures)
@@ -209,7 +209,7 @@ def weight_gradient(x: Tensor, gradient: Tensor, side: int, stride: int, tile: T
 
     Where tiles are few and the sum over places long, parts of the sum are added up by programs of their own.
     """
-    shape = Shape.of(x.shape, gradient.shape[-1], side, stride)
+    shape = ConvolutionShape.of(x.shape, gradient.shape[-1], side, stride)
     own = tile or weight_tile(shape, x.dtype)
     tiles = _weight_tiles(shape, own)
     parts = parts_of_sum(tiles * shape.rows, -(-shape.places // own.inner))
@@ -223,7 +223,7 @@ def weight_gradient(x: Tensor, gradient: Tensor, side: int, stride: int, tile: T
     return out[0] if parts == 1 else out.sum(dim=0).to(x.dtype)
 
 
-def product_tile(shape: Shape, places: int, outer: int, inner: int, dtype: torch.dtype) -> Tile:
+def product_tile(shape: ConvolutionShape, places: int, outer: int, inner: int, dtype: torch.dtype) -> Tile:
     """The tile of an output or of an input's gradient: the largest with little beside the pictures that fills the card.
 
     In this order, and with these warps and stages, since that is what an H200 was fastest with (ResNet-18, 10 and 40
@@ -239,7 +239,7 @@ def product_tile(shape: Shape, places: int, outer: int, inner: int, dtype: torch
     return (filling or wasteless[-1:])[0]
 
 
-def weight_tile(shape: Shape, dtype: torch.dtype) -> Tile:
+def weight_tile(shape: ConvolutionShape, dtype: torch.dtype) -> Tile:
     """The tile of a weight's gradient, whose sum goes over places: the largest that needs no parts of a sum.
 
     Parts are written in float32 and read again, which costs more than small tiles do.
@@ -254,7 +254,7 @@ def weight_tile(shape: Shape, dtype: torch.dtype) -> Tile:
     return Tile(gcd(shape.outputs, 64), gcd(shape.channels, 64), deep, 4, 4)
 
 
-def _weight_tiles(shape: Shape, tile: Tile) -> int:
+def _weight_tiles(shape: ConvolutionShape, tile: Tile) -> int:
     """How many tiles the gradient of one row's weight has."""
     return shape.side**2 * (shape.outputs // tile.places) * (shape.channels // tile.outer)
 

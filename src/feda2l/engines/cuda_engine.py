@@ -14,7 +14,7 @@ from feda2l.engines.batched_loss import BY_SAMPLE
 from feda2l.engines.cuda_kernels import count_step, take_batches, update_rows, update_table
 from feda2l.engines.engine import (
     Engine,
-    Member,
+    RunData,
     Score,
     ScoreJob,
     TrainJob,
@@ -64,7 +64,7 @@ class CudaEngine(Engine):
         self,
         model: nn.Module,
         population: Population,
-        members: Sequence[Member],
+        members: Sequence[RunData],
         *,
         precision: str = "fp32",
         deterministic: bool = False,
@@ -81,8 +81,10 @@ class CudaEngine(Engine):
         self.full_table = update_table(population.layout, [False] * len(slots), self.device)
         self.steps = population.steps
         self.gathered = self.gather  # an engine may compile it
-        self.teaching = [number for number, member in enumerate(members) if member.training.algorithm.teaches]
-        self.taught: Tensor | None = None  # [teaching runs, samples, outputs]
+        self.runs_with_base_outputs = [
+            number for number, member in enumerate(members) if member.training.algorithm.uses_base_outputs
+        ]
+        self.base_outputs: Tensor | None = None  # [teaching runs, samples, outputs]
         # several at a time: one model's convolutions fill the gaps of another's passes over memory
         self.scorers = [
             (copy.deepcopy(model).to(self.device), torch.cuda.Stream(self.device)) for _ in range(EVALUATION_STREAMS)
@@ -190,20 +192,22 @@ class CudaEngine(Engine):
         self.lengths[rows] = torch.tensor([len(plan) for plan in plans], device=self.device)
         return plans
 
-    def teach(self, jobs: Sequence[TrainJob]) -> None:
+    def compute_base_outputs(self, jobs: Sequence[TrainJob]) -> None:
         """Write the base models' outputs for their nodes' samples, for the algorithms whose loss wants them."""
         with torch.no_grad():
             for job in jobs:
-                if job.run not in self.teaching:
+                if job.run not in self.runs_with_base_outputs:
                     continue
                 samples = self.training(job).samples
                 model = self.scorers[0][0].eval()
                 self.point(model, self.population.base[job.row], job.row)
                 for batch in self.shard(job).to(self.device).split(EVALUATION_BATCH):
                     outputs = self.outputs(model(self.asked(samples, batch)))
-                    if self.taught is None:
-                        self.taught = outputs.new_zeros(len(self.teaching), len(samples), *outputs.shape[1:])
-                    self.taught[self.teaching.index(job.run), batch] = outputs
+                    if self.base_outputs is None:
+                        self.base_outputs = outputs.new_zeros(
+                            len(self.runs_with_base_outputs), len(samples), *outputs.shape[1:]
+                        )
+                    self.base_outputs[self.runs_with_base_outputs.index(job.run), batch] = outputs
 
     def forget(self) -> None:
         """Captured steps know a buffer's address: drop them when it moves."""
@@ -235,7 +239,7 @@ class CudaEngine(Engine):
         rows: slice,
         job: TrainJob,
         parameters: Tensor,
-        memory: list[Tensor],
+        optimizer_state: list[Tensor],
         half: Tensor | None,
         addresses: Tensor,
         losses: Tensor,
@@ -247,7 +251,7 @@ class CudaEngine(Engine):
         update_rows(
             training.optimizer,
             parameters,
-            memory,
+            optimizer_state,
             half,
             addresses,
             self.full_table if full else self.table,

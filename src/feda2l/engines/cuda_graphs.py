@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from feda2l.engines.cuda_engine import WARM_UP, CudaEngine, next_samples
 from feda2l.engines.engine import TrainJob
-from feda2l.round.local_step import Local
+from feda2l.round.local_step import LocalStep
 from feda2l.round.train import gradients_of, in_memory_order, objective
 
 STREAMS = 16
@@ -26,8 +26,8 @@ class _Node:
     addresses: Tensor  # of the gradients, for the update kernel
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
     batch: tuple[Tensor, ...] = ()  # kept alive for the graph
-    local: Local | None = None  # the algorithm's part
-    shadow: tuple[nn.Module, list[nn.Parameter]] | None = None  # a model at the point that it climbs to
+    local: LocalStep | None = None  # the algorithm's part
+    perturbed_model: tuple[nn.Module, list[nn.Parameter]] | None = None  # a model at the point that it climbs to
     draws: torch.Generator = field(default_factory=lambda: torch.Generator("cuda"))  # for its dropout
 
 
@@ -53,7 +53,7 @@ class CudaGraphs(CudaEngine):
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         with self.numerics():
             plans = self.prepare(jobs)
-            self.teach(jobs)
+            self.compute_base_outputs(jobs)
             rows = torch.tensor([job.row for job in jobs], device=self.device)
             self.population.trained[rows] = self.population.base[rows]
             if self.half is not None:
@@ -85,7 +85,7 @@ class CudaGraphs(CudaEngine):
         node.batch = self.empty_batch(job, 1)
         self._localise(node, job)
         state = [population.trained[row], population.steps[row], self.counter[row], self.total[row]]
-        state += [matrix[row] for matrix in (*population.memory.values(), *population.buffers.values())]
+        state += [matrix[row] for matrix in (*population.optimizer_state.values(), *population.buffers.values())]
         state += [] if self.half is None else [self.half[row]]
         before = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -106,14 +106,17 @@ class CudaGraphs(CudaEngine):
         population, row, algorithm = self.population, job.row, self.training(job).algorithm
         if algorithm.trains_plainly:
             return
-        remembered = {name: matrix[row] for name, matrix in population.state.items()}
+        algorithm_state = {name: matrix[row] for name, matrix in population.algorithm_state.items()}
         views = population.layout.views
-        node.local = Local(algorithm, population.trained[row], population.base[row], remembered, views)
-        if node.local.climbed is not None:
+        node.local = LocalStep(algorithm, population.trained[row], population.base[row], algorithm_state, views)
+        if node.local.perturbed is not None:
             # its statistics are its own, so that a batch counts once in the node's
-            shadow = copy.deepcopy(self.model).to(self.device).train()
+            perturbed_model = copy.deepcopy(self.model).to(self.device).train()
             buffers = {name: values.clone() for name, values in population.buffers.items()}
-            node.shadow = shadow, self.point(shadow, node.local.climbed, row, buffers=buffers)
+            node.perturbed_model = (
+                perturbed_model,
+                self.point(perturbed_model, node.local.perturbed, row, buffers=buffers),
+            )
 
     def _step(self, job: TrainJob, batch: Tensor | None) -> None:
         node = self.nodes[job.row]
@@ -144,27 +147,29 @@ class CudaGraphs(CudaEngine):
     ) -> list[Tensor]:
         """Batch, forward, backward and update of one row; returns the gradients, whose memory the update reads."""
         rows = slice(job.row, job.row + 1)
-        population, training, taught = self.population, self.training(job), None
-        if training.algorithm.teaches:
-            assert self.taught is not None
+        population, training, base_outputs = self.population, self.training(job), None
+        if training.algorithm.uses_base_outputs:
+            assert self.base_outputs is not None
             samples = next_samples(*self.now(rows), training.batch_size)[0] if chosen is None else chosen
-            taught = self.taught[self.teaching.index(job.run)][samples]
+            base_outputs = self.base_outputs[self.runs_with_base_outputs.index(job.run)][samples]
         if chosen is None:
             inputs, targets = self.take(rows, job, (inputs, targets))
 
         def gradients_at(model: nn.Module, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-            value = objective(training, self.outputs(model(inputs)), targets, taught)
+            value = objective(training, self.outputs(model(inputs)), targets, base_outputs)
             return value.detach(), gradients_of(value, parameters)
 
         loss, gradients = gradients_at(node.model, node.parameters)
-        steered = node.local is not None and node.local.steers
+        modified = node.local is not None and node.local.modifies_gradient
         if node.local is not None:
-            gradients = node.local.direct(gradients, lambda: gradients_at(*node.shadow)[1] if node.shadow else ())
+            gradients = node.local.modified_gradients(
+                gradients, lambda: gradients_at(*node.perturbed_model)[1] if node.perturbed_model else ()
+            )
         kept = [in_memory_order(g, p) for g, p in zip(gradients, node.parameters, strict=True)]
         if not torch.cuda.is_current_stream_capturing():
             node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
-        memory = [matrix[rows] for matrix in population.memory.values()]
+        optimizer_state = [matrix[rows] for matrix in population.optimizer_state.values()]
         half = None if self.half is None else self.half[rows]
         values, addresses = population.trained[rows], node.addresses
-        self.update(rows, job, values, memory, half, addresses, loss.view(1), full=steered)
+        self.update(rows, job, values, optimizer_state, half, addresses, loss.view(1), full=modified)
         return kept

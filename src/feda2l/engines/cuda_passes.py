@@ -22,7 +22,7 @@ from feda2l.engines.cuda_timer_kernels import (
     normalise,
     normalise_back,
 )
-from feda2l.engines.timer_passes import Dropout
+from feda2l.engines.timer_passes import DropoutMask
 
 SIZE = 1024  # numbers of a program of `activated`
 ROWS = 4  # tokens that a program of `normed` takes at a time
@@ -36,26 +36,26 @@ AT_ONCE = 3  # programs of a way back that a processor has registers for
 
 
 def attended(
-    projected: Sequence[Tensor], biases: Sequence[Tensor], tokens: int, heads: int, dropout: Dropout
+    projected: Sequence[Tensor], biases: Sequence[Tensor], tokens: int, heads: int, dropout: DropoutMask
 ) -> Tensor:
     """Attention of queries, keys and values without its products."""
     mixed: Tensor = _attended(*projected, *biases, tokens, heads, *_drawn(dropout))[0]
     return mixed
 
 
-def activated(x: Tensor, bias: Tensor, dropout: Dropout) -> Tensor:
+def activated(x: Tensor, bias: Tensor, dropout: DropoutMask) -> Tensor:
     """dropout(gelu(x + bias))."""
     out: Tensor = _activated(x, bias, *_drawn(dropout), x.requires_grad)[0]
     return out
 
 
-def normed(x: Tensor, update: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, dropout: Dropout) -> Tensor:
+def normed(x: Tensor, update: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, dropout: DropoutMask) -> Tensor:
     """norm(x + dropout(update + bias)) times weight plus shift."""
     out: Tensor = _normed(x, update, bias, weight, shift, *_drawn(dropout))[0]
     return out
 
 
-def _drawn(dropout: Dropout) -> tuple[Tensor | None, float]:
+def _drawn(dropout: DropoutMask) -> tuple[Tensor | None, float]:
     """What the operators take of a dropout."""
     if dropout.idle:
         return None, 0.0
@@ -65,7 +65,7 @@ def _drawn(dropout: Dropout) -> tuple[Tensor | None, float]:
 
 def _dropping(draws: Tensor | None, chance: float, like: Tensor) -> tuple[Tensor, int, dict[str, Any]]:
     """What the kernels take of it: the draws and how far apart the rows' are, and what they are compiled for."""
-    constants = {"THRESHOLD": Dropout(draws, 0, chance).threshold, "DROPS": draws is not None}
+    constants = {"THRESHOLD": DropoutMask(draws, 0, chance).threshold, "DROPS": draws is not None}
     return (like, 0, constants) if draws is None else (draws, draws.stride(0), constants)
 
 

@@ -22,14 +22,14 @@ from feda2l.engines.compiling import compiled
 from feda2l.engines.cuda_engine import WARM_UP, CudaEngine, next_samples, step_of, with_loss
 from feda2l.engines.engine import Score, ScoreJob, TrainJob, sample_errors
 from feda2l.engines.folded_norms import FoldedNorms
-from feda2l.engines.forecast_scores import Question, summed_errors
+from feda2l.engines.forecast_scores import ForecastRequest, summed_errors
 from feda2l.engines.group_size import group_size
 from feda2l.engines.running_statistics import RunningStatistics
 from feda2l.engines.stacked import stacked_loss
 from feda2l.engines.timer_passes import draws_of
 from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
-from feda2l.round.local_step import Local
+from feda2l.round.local_step import LocalStep
 from feda2l.round.run import ERRORS
 from feda2l.round.train import Training
 
@@ -50,11 +50,11 @@ class _Group:
     stream: torch.cuda.Stream
     addresses: Tensor  # of the gradients, for the update kernel
     batch: tuple[Tensor, Tensor]
-    local: Local | None = None  # the algorithm's part
+    local: LocalStep | None = None  # the algorithm's part
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
 
 
-def samples_there(sizes: Tensor, counter: Tensor, lengths: Tensor, batch_size: int) -> Tensor:
+def sample_mask(sizes: Tensor, counter: Tensor, lengths: Tensor, batch_size: int) -> Tensor:
     """Which places of some rows' next batches hold a sample, [rows, batch]; `sizes` has how many every batch has."""
     return torch.arange(batch_size, device=sizes.device) < sizes.gather(1, step_of(counter, lengths))
 
@@ -92,12 +92,14 @@ class CudaStacked(CudaEngine):
             return matrix.new_zeros(places, *matrix.shape[1:])
 
         self.parameters, self.steps = by_place(population.base), by_place(population.steps)
-        self.memory = [by_place(matrix) for matrix in population.memory.values()]
+        self.optimizer_state = [by_place(matrix) for matrix in population.optimizer_state.values()]
         self.tables = torch.zeros(places, 1, dtype=torch.int64, device=self.device)
         # what the algorithms' parts in a step read, by place; nothing where all train plainly
-        steered = any(kinds)
-        self.base = by_place(population.base) if steered else None
-        self.remembered = {name: by_place(matrix) for name, matrix in population.state.items() if steered}
+        modified = any(kinds)
+        self.base = by_place(population.base) if modified else None
+        self.algorithm_state = {
+            name: by_place(matrix) for name, matrix in population.algorithm_state.items() if modified
+        }
         self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
         self.groups: dict[int, _Group] = {}  # by the number of the span, once it is used
         self.together = compiled(self._forward())
@@ -111,7 +113,7 @@ class CudaStacked(CudaEngine):
         self.draws = torch.zeros(places, dtype=torch.int32, device=self.device)
         # compiled, since a step on windows is sixty small kernels longer without
         self.gathered = compiled(self.gather)
-        self.there: Callable[..., Tensor] = compiled(samples_there)
+        self.there: Callable[..., Tensor] = compiled(sample_mask)
         self.drawn: Callable[..., Tensor] = compiled(draws_of)
         self.statistics = RunningStatistics(self.model, population, places) if population.buffers else None
 
@@ -141,13 +143,13 @@ class CudaStacked(CudaEngine):
             parameters: Sequence[Tensor],
             x: Tensor,
             targets: Tensor,
-            taught: Tensor | None,
+            base_outputs: Tensor | None,
             there: Tensor | None,
             draws: Tensor | None,
         ) -> tuple[Tensor, Tensor | None]:
             answers, seen = forward(parameters, x, draws)
             outputs = self.outputs(answers)
-            return algorithm.loss(batch_losses(loss, outputs, targets, there), outputs, targets, taught), seen
+            return algorithm.loss(batch_losses(loss, outputs, targets, there), outputs, targets, base_outputs), seen
 
         return compiled(losses)
 
@@ -173,8 +175,8 @@ class CudaStacked(CudaEngine):
             numbers = [number for number, jobs in enumerate(groups) if jobs[0].local is local]
             asked = [self.parts(groups[number]) for number in numbers]
             states = [self.state(groups[number][0]).to(self.dtype) for number in numbers]
-            questions = [Question(state, parts) for state, (_, parts) in zip(states, asked, strict=True)]
-            sums = summed_errors(questions, partial(self._errors, asked[0][0]), len(ERRORS))
+            requests = [ForecastRequest(state, parts) for state, (_, parts) in zip(states, asked, strict=True)]
+            sums = summed_errors(requests, partial(self._errors, asked[0][0]), len(ERRORS))
             found |= zip(numbers, sums, strict=True)
         losses = [self.members[jobs[0].run].training.loss for jobs in groups]
         return [with_loss(found[number], loss) for number, loss in enumerate(losses)]
@@ -216,8 +218,8 @@ class CudaStacked(CudaEngine):
             plans = self.prepare(placed)
             rows, places = (torch.tensor([job.row for job in own], device=self.device) for own in (jobs, placed))
             pairs = [(population.base, self.parameters), (population.steps, self.steps)]
-            pairs += zip(population.memory.values(), self.memory, strict=True)
-            pairs += [(population.state[name], own) for name, own in self.remembered.items()]
+            pairs += zip(population.optimizer_state.values(), self.optimizer_state, strict=True)
+            pairs += [(population.algorithm_state[name], own) for name, own in self.algorithm_state.items()]
             for matrix, own in pairs:
                 own[places] = matrix[rows]
             if self.base is not None:
@@ -231,14 +233,14 @@ class CudaStacked(CudaEngine):
                 self.draws[places] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
             if not self.whole:
                 self._set_sizes(places, plans, self.training(jobs[0]).batch_size)
-            self.teach(jobs)
-            if self.teaching:
-                tables = {run: number for number, run in enumerate(self.teaching)}
+            self.compute_base_outputs(jobs)
+            if self.runs_with_base_outputs:
+                tables = {run: number for number, run in enumerate(self.runs_with_base_outputs)}
                 self.tables[places] = torch.tensor([[tables.get(job.run, 0)] for job in jobs]).to(self.device)
             self._replay(jobs[0])
             population.trained[rows] = self.parameters[places]
             population.steps[rows] = self.steps[places]
-            for matrix, own in zip(population.memory.values(), self.memory, strict=True):
+            for matrix, own in zip(population.optimizer_state.values(), self.optimizer_state, strict=True):
                 matrix[rows] = own[places]
             if self.statistics is not None:
                 self.statistics.give(places, rows, self.lengths[places])
@@ -291,9 +293,11 @@ class CudaStacked(CudaEngine):
         group = _Group(places, algorithm, stream, addresses, batch)
         if not algorithm.trains_plainly:
             assert self.base is not None
-            remembered = {name: matrix[places] for name, matrix in self.remembered.items()}
-            group.local = Local(algorithm, self.parameters[places], self.base[places], remembered, self._leaves)
-        state = [self.parameters, self.steps, self.counter, self.total, *self.memory]
+            algorithm_state = {name: matrix[places] for name, matrix in self.algorithm_state.items()}
+            group.local = LocalStep(
+                algorithm, self.parameters[places], self.base[places], algorithm_state, self._leaves
+            )
+        state = [self.parameters, self.steps, self.counter, self.total, *self.optimizer_state]
         state += [] if self.half is None else [self.half]
         state += [] if self.statistics is None else [self.statistics.values]
         before = [tensor[places].clone() for tensor in state]
@@ -313,11 +317,11 @@ class CudaStacked(CudaEngine):
         """Batch, forward, backward and update of a group; returns the gradients, whose memory the update reads."""
         places, local, rows = group.places, group.local, group.places.stop - group.places.start
         counter, lengths = self.counter[places], self.lengths[places]
-        taught = None
-        if group.algorithm.teaches:
-            assert self.taught is not None
+        base_outputs = None
+        if group.algorithm.uses_base_outputs:
+            assert self.base_outputs is not None
             samples = next_samples(*self.now(places), self.training(job).batch_size)
-            taught = self.taught[self.tables[places], samples]
+            base_outputs = self.base_outputs[self.tables[places], samples]
         inputs, targets = self.take(places, job, group.batch)
         there = None if self.whole else self.there(self.sizes[places], counter, lengths, len(inputs) // rows)
         draws = self.drawn(self.draws[places], counter, dropouts(self.model)) if isinstance(self.model, Timer) else None
@@ -326,7 +330,7 @@ class CudaStacked(CudaEngine):
 
         def gradients_at(values: Tensor, half: Tensor | None) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
             leaves = [leaf.detach().requires_grad_() for leaf in self._computed(values, half)]
-            losses, seen = self.losses[group.algorithm.kind](leaves, x, answers, taught, there, draws)
+            losses, seen = self.losses[group.algorithm.kind](leaves, x, answers, base_outputs, there, draws)
             return losses.detach(), seen, torch.autograd.grad(losses, leaves, torch.ones_like(losses))
 
         half = None if self.half is None else self.half[places]
@@ -336,15 +340,15 @@ class CudaStacked(CudaEngine):
             self.statistics.learn(places, seen, (counter < lengths).unsqueeze(1))
         if local is not None:
             # a batch counts once in the statistics: what the climbed point saw is left
-            gradients = local.direct(
-                gradients, lambda: () if local.climbed is None else gradients_at(local.climbed, None)[2]
+            gradients = local.modified_gradients(
+                gradients, lambda: () if local.perturbed is None else gradients_at(local.perturbed, None)[2]
             )
         kept = [gradient.contiguous() for gradient in gradients]
         if not torch.cuda.is_current_stream_capturing():
             group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
-        memory = [matrix[places] for matrix in self.memory]
-        full = local is not None and local.steers
-        self.update(places, job, self.parameters[places], memory, half, group.addresses, losses, full=full)
+        optimizer_state = [matrix[places] for matrix in self.optimizer_state]
+        full = local is not None and local.modifies_gradient
+        self.update(places, job, self.parameters[places], optimizer_state, half, group.addresses, losses, full=full)
         return kept
 
     def _computed(self, values: Tensor, half: Tensor | None) -> list[Tensor]:

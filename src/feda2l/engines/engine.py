@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from feda2l.data.samples import Samples
-from feda2l.round.local_step import Local
+from feda2l.round.local_step import LocalStep
 from feda2l.round.population import Population, point
-from feda2l.round.run import Member, TrainJob
-from feda2l.round.train import Answer, Hyperparameters, Loss, Node, in_half, train_node
+from feda2l.round.run import RunData, TrainJob
+from feda2l.round.train import ForwardPass, Hyperparameters, Loss, NodeTraining, in_half, train_node
 from feda2l.worker_pool import Pool, default_processes
 
 EVALUATION_BATCH = 500
@@ -66,7 +66,7 @@ class Engine:
     repeats = True  # are its bits promised?
     evaluation_batch = EVALUATION_BATCH
 
-    def __init__(self, model: nn.Module, population: Population, members: Sequence[Member]) -> None:
+    def __init__(self, model: nn.Module, population: Population, members: Sequence[RunData]) -> None:
         self.model, self.population, self.members = model, population, members
         self.pool: Pool = Pool(self, 0)
 
@@ -123,10 +123,10 @@ class Rows(Engine):
     name = "rows"
 
     def __init__(
-        self, model: nn.Module, population: Population, members: Sequence[Member], *, precision: str = "fp32"
+        self, model: nn.Module, population: Population, members: Sequence[RunData], *, precision: str = "fp32"
     ) -> None:
         super().__init__(model, population, members)
-        self.answer: Answer = in_half if precision == "bf16" else nn.Module.__call__
+        self.forward_pass: ForwardPass = in_half if precision == "bf16" else nn.Module.__call__
 
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
         # the longest first, so that no worker is left alone with one at the end
@@ -139,31 +139,36 @@ class Rows(Engine):
     ) -> float:
         population, member = self.population, self.members[run]
         training, views, values = member.training, population.layout.views, population.trained[row]
-        taught = self._taught(row, member, member.shards[node]) if training.algorithm.teaches else None
+        base_outputs = (
+            self._base_outputs(row, member, member.shards[node]) if training.algorithm.uses_base_outputs else None
+        )
         values.copy_(population.base[row])
-        own = Node(
+        own = NodeTraining(
             self.model,
             point(self.model, views(values), self._buffers(row)),
-            [views(matrix[row]) for matrix in population.memory.values()],
+            [views(matrix[row]) for matrix in population.optimizer_state.values()],
             population.steps[row],
-            taught=taught,
-            answer=self.answer,
+            base_outputs=base_outputs,
+            forward_pass=self.forward_pass,
         )
         if not training.algorithm.trains_plainly:
-            state = {name: matrix[row] for name, matrix in population.state.items()}
-            local = Local(training.algorithm, values, population.base[row], state, views)
-            own = own._replace(local=local, shadow=None if local.climbed is None else self._shadow(local.climbed, row))
+            state = {name: matrix[row] for name, matrix in population.algorithm_state.items()}
+            local = LocalStep(training.algorithm, values, population.base[row], state, views)
+            own = own._replace(
+                local=local,
+                perturbed_model=None if local.perturbed is None else self._perturbed_model(local.perturbed, row),
+            )
         id = member.id(node)
         batches = training.batches(member.shards[node], id, round, epochs)
         return train_node(own, training, batches, Hyperparameters(*hyper), node=id, round=round)
 
-    def _shadow(self, climbed: Tensor, row: int) -> tuple[nn.Module, list[nn.Parameter]]:
+    def _perturbed_model(self, perturbed: Tensor, row: int) -> tuple[nn.Module, list[nn.Parameter]]:
         """A model at another point; its statistics are its own, so that a batch counts once in the node's."""
         model = copy.deepcopy(self.model).train()
         buffers = {name: values.clone() for name, values in self._buffers(row).items()}
-        return model, point(model, self.population.layout.views(climbed), buffers)
+        return model, point(model, self.population.layout.views(perturbed), buffers)
 
-    def _taught(self, row: int, member: Member, shard: Tensor) -> Tensor:
+    def _base_outputs(self, row: int, member: RunData, shard: Tensor) -> Tensor:
         """The base model's outputs for the samples of a shard, in their rows of a table of all samples."""
         samples = member.training.samples
         model = copy.deepcopy(self.model).eval()
@@ -171,7 +176,7 @@ class Rows(Engine):
         table: Tensor | None = None
         with torch.no_grad():
             for batch in shard.split(EVALUATION_BATCH):
-                outputs = self.answer(model, samples.inputs(batch))
+                outputs = self.forward_pass(model, samples.inputs(batch))
                 table = outputs.new_empty(len(samples), *outputs.shape[1:]) if table is None else table
                 table[batch] = outputs
         assert table is not None
@@ -207,7 +212,7 @@ class Rows(Engine):
         )
         self.model.eval()
         with torch.no_grad():
-            outputs = self.answer(self.model, samples.inputs(piece))
+            outputs = self.forward_pass(self.model, samples.inputs(piece))
             loss = float(member.training.loss(outputs, targets).double()) * len(targets)
         return loss, tally(outputs, targets, member.classes).tolist()
 
@@ -218,14 +223,14 @@ class Rows(Engine):
     def recalibrate_row(self, row: int, run: int, node: int) -> None:
         member = self.members[run]
         point(self.model, self.population.layout.views(self.population.base[row]), self._buffers(row))
-        recalibrate_statistics(self.model, member.shards[node], member.training.samples.inputs, self.answer)
+        recalibrate_statistics(self.model, member.shards[node], member.training.samples.inputs, self.forward_pass)
 
     def _buffers(self, row: int) -> dict[str, Tensor]:
         return {name: values[row] for name, values in self.population.buffers.items()}
 
 
 def recalibrate_statistics(
-    model: nn.Module, shard: Tensor, inputs: Callable[[Tensor], Tensor], answer: Answer = nn.Module.__call__
+    model: nn.Module, shard: Tensor, inputs: Callable[[Tensor], Tensor], forward_pass: ForwardPass = nn.Module.__call__
 ) -> None:
     """Set every normalisation module's running statistics to the mean over one pass of a node's own samples."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
@@ -238,9 +243,9 @@ def recalibrate_statistics(
     with torch.no_grad():
         # batches as equal as can be: each counts as much, and none is a single sample, which has no variance
         for batch in shard.tensor_split(-(-len(shard) // EVALUATION_BATCH)):
-            answer(model, inputs(batch))
+            forward_pass(model, inputs(batch))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
 
-__all__ = ["Engine", "Loss", "Member", "Rows", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics", "tally"]
+__all__ = ["Engine", "Loss", "RunData", "Rows", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics", "tally"]

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from feda2l.algorithms import Algorithm
-from feda2l.engines.engine import EVALUATION_BATCH, Engine, Member, Score, ScoreJob, TrainJob, tally
+from feda2l.engines.engine import EVALUATION_BATCH, Engine, RunData, Score, ScoreJob, TrainJob, tally
 from feda2l.errors import FedA2LError
 from feda2l.randomness import derive_seed
 from feda2l.round.layout import Layout
-from feda2l.round.local_step import Local, Views
+from feda2l.round.local_step import LocalStep, Views
 from feda2l.round.population import Population
 from feda2l.round.train import Loss, Training, gradients_of
 
@@ -119,7 +119,7 @@ class Stacked(Engine):
 
     name = "batched"
 
-    def __init__(self, model: nn.Module, population: Population, members: Sequence[Member]) -> None:
+    def __init__(self, model: nn.Module, population: Population, members: Sequence[RunData]) -> None:
         super().__init__(model, population, members)
         if population.buffers:
             raise FedA2LError(
@@ -165,23 +165,23 @@ class Stacked(Engine):
         rows = torch.tensor([job.row for job in jobs])
         state = _State.of(training, population, jobs, rows)
         algorithm, views = training.algorithm, population.layout.views
-        taught = self._taught(jobs) if algorithm.teaches else None
+        base_outputs = self._base_outputs(jobs) if algorithm.uses_base_outputs else None
         samples = training.samples
         totals = torch.zeros(len(jobs), dtype=torch.float64)
         for chosen, indices in _stretches(batches):
             part, total = state[chosen], totals[chosen]
             leaves = _leaves(views, part.values)
-            local, climbed = self._local(algorithm, part.values, rows[chosen])
+            local, perturbed = self._local(algorithm, part.values, rows[chosen])
             for index in indices:
                 inputs = samples.inputs(index.flatten()).unflatten(0, index.shape)
                 target = samples.targets(index.flatten()).unflatten(0, index.shape)
-                told = None if taught is None else taught(chosen, index)
+                told = None if base_outputs is None else base_outputs(chosen, index)
                 losses = self._losses(training, leaves, inputs, target, told)
                 gradients: Sequence[Tensor] = gradients_of(losses, leaves)
                 total += losses.detach()
                 if local is not None:
-                    again = partial(self._gradients, training, climbed, inputs, target, told)
-                    gradients = local.direct(gradients, again)
+                    again = partial(self._gradients, training, perturbed, inputs, target, told)
+                    gradients = local.modified_gradients(gradients, again)
                 part.update(gradients)
         state.store(population, rows)
         return (totals / torch.tensor([len(steps) for steps in batches])).tolist()
@@ -190,27 +190,27 @@ class Stacked(Engine):
         member = self.members[job.run]
         return member.training.batches(member.shards[job.node], member.id(job.node), job.round, job.epochs)
 
-    def _local(self, algorithm: Algorithm, values: Tensor, rows: Tensor) -> tuple[Local | None, list[Tensor]]:
+    def _local(self, algorithm: Algorithm, values: Tensor, rows: Tensor) -> tuple[LocalStep | None, list[Tensor]]:
         """What an algorithm adds to local training of some rows, if anything, and the leaves of its climbed state."""
         if algorithm.trains_plainly:
             return None, []
         population, views = self.population, self.population.layout.views
-        remembered = {name: matrix[rows] for name, matrix in population.state.items()}
-        local = Local(algorithm, values, population.base[rows], remembered, views)
-        return local, [] if local.climbed is None else _leaves(views, local.climbed)
+        algorithm_state = {name: matrix[rows] for name, matrix in population.algorithm_state.items()}
+        local = LocalStep(algorithm, values, population.base[rows], algorithm_state, views)
+        return local, [] if local.perturbed is None else _leaves(views, local.perturbed)
 
     def _losses(
-        self, training: Training, leaves: list[Tensor], inputs: Tensor, targets: Tensor, taught: Tensor | None
+        self, training: Training, leaves: list[Tensor], inputs: Tensor, targets: Tensor, base_outputs: Tensor | None
     ) -> Tensor:
         """The objective of each row."""
         outputs = self.forward(leaves, inputs)
         task = stacked_loss(training.loss)(outputs, targets)
-        return training.algorithm.loss(task, outputs, targets, taught)
+        return training.algorithm.loss(task, outputs, targets, base_outputs)
 
     def _gradients(self, training: Training, leaves: list[Tensor], *batch: Any) -> Sequence[Tensor]:
         return gradients_of(self._losses(training, leaves, *batch), leaves)
 
-    def _taught(self, jobs: list[TrainJob]) -> Callable[[slice, Tensor], Tensor]:
+    def _base_outputs(self, jobs: list[TrainJob]) -> Callable[[slice, Tensor], Tensor]:
         """The base models' outputs for samples [rows, batch] of some of the rows, each row asked alone."""
         tables: dict[int, Tensor] = {}
         for job in jobs:
@@ -281,7 +281,7 @@ class _State:
     training: Training
     layout: Layout
     values: Tensor
-    memory: list[Tensor]
+    optimizer_state: list[Tensor]
     steps: Tensor  # [rows, 1]
     rates: Tensor
     momenta: Tensor  # [rows, 1]
@@ -299,7 +299,7 @@ class _State:
             training,
             layout,
             values,
-            [matrix[rows] for matrix in population.memory.values()],
+            [matrix[rows] for matrix in population.optimizer_state.values()],
             population.steps[rows].unsqueeze(1),
             layout.expand(torch.tensor([job.hyper.rates for job in jobs])),
             torch.tensor([[job.hyper.momentum] for job in jobs]),
@@ -308,14 +308,14 @@ class _State:
 
     def __getitem__(self, rows: slice) -> "_State":
         """Views of some of the rows."""
-        memory = [matrix[rows] for matrix in self.memory]
+        optimizer_state = [matrix[rows] for matrix in self.optimizer_state]
         matrices = self.steps[rows], self.rates[rows], self.momenta[rows], self.gradient[rows]
-        return _State(self.training, self.layout, self.values[rows], memory, *matrices)
+        return _State(self.training, self.layout, self.values[rows], optimizer_state, *matrices)
 
     def store(self, population: Population, rows: Tensor) -> None:
         population.trained[rows] = self.values
-        for matrix, memory in zip(population.memory.values(), self.memory, strict=True):
-            matrix[rows] = memory
+        for matrix, optimizer_state in zip(population.optimizer_state.values(), self.optimizer_state, strict=True):
+            matrix[rows] = optimizer_state
         population.steps[rows] = self.steps.squeeze(1)
 
     @torch.no_grad()
@@ -328,11 +328,11 @@ class _State:
         elif decay:
             gradient.add_(values, alpha=decay)
         if self.training.optimizer == "sgd":
-            (momentum,) = self.memory
+            (momentum,) = self.optimizer_state
             momentum.mul_(self.momenta).add_(gradient)
             values.addcmul_(momentum, self.rates, value=-1)
             return
-        first, second = self.memory
+        first, second = self.optimizer_state
         first.lerp_(gradient, 1 - 0.9)
         second.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
         steps = self.steps.double()

@@ -15,7 +15,7 @@ SITE, OTHERS = 40503, 0x632BE5AB  # any odd numbers
 SPREAD = -1640531535  # 0x9e3779b1 as int32: odd, and near the golden section of its range
 
 
-class Dropout(NamedTuple):
+class DropoutMask(NamedTuple):
     """One dropout of all rows in one step: its chance, and what it draws from, int32 [k, sites, 2], at its site."""
 
     draws: Tensor | None  # nothing is dropped without
@@ -40,7 +40,7 @@ class Dropout(NamedTuple):
 
 
 def attended(
-    projected: Sequence[Tensor], biases: Sequence[Tensor], tokens: int, heads: int, dropout: Dropout
+    projected: Sequence[Tensor], biases: Sequence[Tensor], tokens: int, heads: int, dropout: DropoutMask
 ) -> Tensor:
     """As `Block.attend` without its products: of queries, keys and values, in float32 where they are in half.
 
@@ -59,12 +59,12 @@ def attended(
     return mixed.to(projected[0].dtype).flatten(3).flatten(1, 2)
 
 
-def activated(x: Tensor, bias: Tensor, dropout: Dropout) -> Tensor:
+def activated(x: Tensor, bias: Tensor, dropout: DropoutMask) -> Tensor:
     """dropout(gelu(x + bias))."""
     return dropout.of(F.gelu(x + bias.unsqueeze(1)))
 
 
-def normed(x: Tensor, update: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, dropout: Dropout) -> Tensor:
+def normed(x: Tensor, update: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, dropout: DropoutMask) -> Tensor:
     """norm(x + dropout(update + bias)), normalised over the width, times weight [k, width] plus shift."""
     total = x + dropout.of(update + bias.unsqueeze(1))
     return F.layer_norm(total, total.shape[-1:]) * weight.unsqueeze(1) + shift.unsqueeze(1)
@@ -80,7 +80,7 @@ def draws_of(seeds: Tensor, step: Tensor, sites: int) -> Tensor:
     return torch.stack([first, _mixed(first ^ OTHERS)], dim=-1)
 
 
-def kept(dropout: Dropout, shape: Sequence[int]) -> Tensor:
+def kept(dropout: DropoutMask, shape: Sequence[int]) -> Tensor:
     """Which numbers of each row a dropout keeps, [k, *shape]: a hash of the row's draws, the site and the place.
 
     No generator: a row drops the same whoever trains beside it, in whatever order, and a captured step can be replayed.

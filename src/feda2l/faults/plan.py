@@ -66,7 +66,7 @@ class FaultPlan:
     @classmethod
     def load(cls, path: str | Path, nodes: int) -> "FaultPlan":
         """The plan in a TOML file, for a network of so many nodes; every mistake in it is a FedA2LError."""
-        from feda2l.faults.reading import read_plan  # not at the top: it makes plans, so it imports this file
+        from feda2l.faults.parse_plan import read_plan  # not at the top: it makes plans, so it imports this file
 
         return read_plan(path, nodes)
 
@@ -123,7 +123,7 @@ class FaultPlan:
 
     # --- of a message --------------------------------------------------------------------------------------
 
-    def hears(self, node: int, sender: int, round: int) -> bool:
+    def receives(self, node: int, sender: int, round: int) -> bool:
         """Does `node` take the message of `sender` of this round into its average?"""
         return not self.away(node, round) and self.reaches(sender, node, round)
 

@@ -27,7 +27,7 @@ class Attendance(Protocol):
         ...
 
     def away(self, node: int, round: int) -> bool: ...
-    def hears(self, node: int, sender: int, round: int) -> bool: ...
+    def receives(self, node: int, sender: int, round: int) -> bool: ...
     def reaches(self, sender: int, listener: int, round: int) -> bool: ...
     def rejects(self, node: int, sender: int, round: int) -> bool: ...
     def rejoins(self, node: int, round: int) -> Return | None: ...
@@ -46,13 +46,13 @@ class Round(NamedTuple):
 
     present: tuple[int, ...]
     mixing: Mixing  # a node that is away hears itself alone
-    heard: tuple[int, ...]  # by each node: of how many others it takes the message
+    received: tuple[int, ...]  # by each node: of how many others it takes the message
     rejected: tuple[int, ...]  # and how many it refuses
     alone: frozenset[int]  # those that are there, have neighbours and hear none of them
     sent: tuple[int, ...]  # by each node: how many messages arrive, whole or broken
 
 
-class Schedule:
+class PresenceSchedule:
     """The rounds of a network under a plan."""
 
     def __init__(self, plan: Attendance, mixing: Mixing, samples: Sequence[int]) -> None:
@@ -93,15 +93,15 @@ class Schedule:
     def _make(self, number: int) -> Round:
         nodes, mixing = range(self.nodes), self.mixing
         present = tuple(node for node in nodes if not self.plan.away(node, number))
-        closed, heard, rejected = zip(*(self._links(node, number) for node in nodes), strict=True)
-        rows = self._rows(closed, heard, number)
-        arrived = Counter(chain(*heard, *rejected))
+        closed, received, rejected = zip(*(self._links(node, number) for node in nodes), strict=True)
+        rows = self._rows(closed, received, number)
+        arrived = Counter(chain(*received, *rejected))
         return Round(
             present,
             mixing.with_rows(rows, number) if rows else mixing,
-            heard=tuple(map(len, heard)),
+            received=tuple(map(len, received)),
             rejected=tuple(map(len, rejected)),
-            alone=frozenset(node for node in rows.keys() & present if not heard[node]),
+            alone=frozenset(node for node in rows.keys() & present if not received[node]),
             sent=tuple(arrived[node] for node in nodes),
         )
 
@@ -109,13 +109,13 @@ class Schedule:
         """The closed neighbourhood of a node, the others that it hears, and those whose message it rejects."""
         closed, _ = self.mixing.row(node, number)
         others = [j for j in closed if j != node]
-        heard = tuple(j for j in others if self.plan.hears(node, j, number))
-        return closed, heard, tuple(j for j in others if self.plan.rejects(node, j, number))
+        received = tuple(j for j in others if self.plan.receives(node, j, number))
+        return closed, received, tuple(j for j in others if self.plan.rejects(node, j, number))
 
-    def _rows(self, closed: Sequence[Ids], heard: Sequence[Ids], number: int) -> dict[int, tuple[Ids, Tensor]]:
+    def _rows(self, closed: Sequence[Ids], received: Sequence[Ids], number: int) -> dict[int, tuple[Ids, Tensor]]:
         """The rows of W of the nodes that do not hear all of their neighbours."""
         rows = {}
-        for node, others in enumerate(heard):
+        for node, others in enumerate(received):
             if len(others) + 1 < len(closed[node]):
                 near = tuple(sorted((node, *others)))
                 voices = self._closed(closed[node], number)
@@ -127,9 +127,9 @@ class Schedule:
         graph = self.mixing.topology
         phase = graph.phase(number)
         if phase not in self._voices:
-            heard_by = self.mixing.messages(number).tolist()
+            receivers = self.mixing.messages(number).tolist()
             self._voices[phase] = [
-                Voice(node, self.samples[node], len(graph.neighbours(node, number)), heard_by[node])
+                Voice(node, self.samples[node], len(graph.neighbours(node, number)), receivers[node])
                 for node in range(self.nodes)
             ]
         return [self._voices[phase][node] for node in closed]

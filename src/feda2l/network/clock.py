@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feda2l.network.links import Cost, Floats, Ids, Links
+from feda2l.network.links import Floats, Ids, Links, LinkTime
 from feda2l.topology import Topology
 from feda2l.topology.edges import Phase
 
@@ -19,7 +19,7 @@ class _Edges(NamedTuple):
 
     listeners: Ids
     senders: Ids
-    cost: Cost
+    cost: LinkTime
 
     @classmethod
     def of(cls, phase: Phase, links: Links) -> "_Edges":
@@ -29,7 +29,7 @@ class _Edges(NamedTuple):
 
     def some(self, chosen: NDArray[np.bool_]) -> "_Edges":
         latency, per_byte = self.cost
-        return _Edges(self.listeners[chosen], self.senders[chosen], Cost(latency[chosen], per_byte[chosen]))
+        return _Edges(self.listeners[chosen], self.senders[chosen], LinkTime(latency[chosen], per_byte[chosen]))
 
 
 class Clock:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 network_error = partial(FedA2LError, see="network")
 
 
-class Cost(NamedTuple):
+class LinkTime(NamedTuple):
     """Of each link: seconds until the first byte is there, and seconds that each byte takes."""
 
     latency: Floats
@@ -30,12 +30,12 @@ class Cost(NamedTuple):
 class Links(Protocol):
     """The links of a network, also of those that a graph does not use."""
 
-    def cost(self, senders: Ids, listeners: Ids) -> Cost:
+    def cost(self, senders: Ids, listeners: Ids) -> LinkTime:
         """The cost of each of these links."""
         ...
 
 
-def seconds_a_byte(mbit: Floats) -> Floats:
+def seconds_per_byte(mbit: Floats) -> Floats:
     """Of a bandwidth in Mbit/s; infinite is 0."""
     return 8e-6 / mbit
 
@@ -47,14 +47,14 @@ class DrawnLinks:
     profile: LinkProfile
     seed: int
 
-    def cost(self, senders: Ids, listeners: Ids) -> Cost:
+    def cost(self, senders: Ids, listeners: Ids) -> LinkTime:
         low, high = np.minimum(senders, listeners), np.maximum(senders, listeners)
         profile = self.profile
         latency = profile.latency_ms * lognormal(self.seed, "latency", profile.latency_spread, low, high)
         if profile.bandwidth_mbit is None:
-            return Cost(1e-3 * latency, np.zeros(len(low)))
+            return LinkTime(1e-3 * latency, np.zeros(len(low)))
         mbit = profile.bandwidth_mbit * lognormal(self.seed, "bandwidth", profile.bandwidth_spread, low, high)
-        return Cost(1e-3 * latency, seconds_a_byte(mbit))
+        return LinkTime(1e-3 * latency, seconds_per_byte(mbit))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ListedLinks:
         values = np.array([found[key] for key in keys.tolist()], dtype=np.float64).reshape(-1, 2)
         return cls(file, nodes, keys, values)
 
-    def cost(self, senders: Ids, listeners: Ids) -> Cost:
+    def cost(self, senders: Ids, listeners: Ids) -> LinkTime:
         wanted = senders * self.nodes + listeners
         place = np.searchsorted(self.keys, wanted)
         there = np.zeros(len(wanted), dtype=bool)
@@ -110,7 +110,7 @@ class ListedLinks:
                 "the file has none; add a line, or choose another topology"
             )
         latency, mbit = self.values[place].T
-        return Cost(1e-3 * latency, seconds_a_byte(mbit))
+        return LinkTime(1e-3 * latency, seconds_per_byte(mbit))
 
 
 def _link(where: str, fields: list[str], nodes: int) -> tuple[int, int, tuple[float, float]]:

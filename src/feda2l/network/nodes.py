@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from feda2l.network.draws import lognormal
-from feda2l.network.links import Floats, network_error, seconds_a_byte
+from feda2l.network.links import Floats, network_error, seconds_per_byte
 from feda2l.network.profiles import SPEEDS, LinkProfile
 
 PerNode = float | tuple[float, ...]
@@ -21,10 +21,10 @@ def speeds(given: PerNode | str, nodes: int, seed: int) -> Floats:
 def uplinks(given: PerNode | None, profile: LinkProfile, nodes: int, seed: int) -> Floats:
     """Seconds that each node's uplink takes for a byte; 0 where it limits nothing."""
     if given is not None:
-        return seconds_a_byte(_each(given, nodes, "network.uplink_mbit"))
+        return seconds_per_byte(_each(given, nodes, "network.uplink_mbit"))
     if profile.uplink_mbit is None:
         return np.zeros(nodes)
-    return seconds_a_byte(profile.uplink_mbit * lognormal(seed, "uplink", profile.uplink_spread, np.arange(nodes)))
+    return seconds_per_byte(profile.uplink_mbit * lognormal(seed, "uplink", profile.uplink_spread, np.arange(nodes)))
 
 
 def _each(given: float | Sequence[float], nodes: int, what: str) -> Floats:

@@ -46,7 +46,7 @@ class Participation:
     def away(self, node: int, round: int) -> bool:
         return round > 0 and node not in self.drawn(round)
 
-    def hears(self, node: int, sender: int, round: int) -> bool:
+    def receives(self, node: int, sender: int, round: int) -> bool:
         return not self.away(node, round) and self.reaches(sender, node, round)
 
     def reaches(self, sender: int, listener: int, round: int) -> bool:

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from feda2l.errors import FedA2LError
 from feda2l.spec.schema_base import Count, Positive, Section, option
 from feda2l.spec.spec import Spec
-from feda2l.toml_files import Source, explain, read_toml, with_sets
+from feda2l.toml_files import TomlSource, explain, read_toml, with_sets
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}$")]
@@ -112,7 +112,7 @@ class NodeConfig(Section):
     @classmethod
     def parse(cls, values: Mapping[str, Any], folder: Path, source: str, *, insecure: bool = False) -> "NodeConfig":
         """A config from plain values; every mistake in it is named at once."""
-        origin = Source(source)
+        origin = TomlSource(source)
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
@@ -142,11 +142,11 @@ class NodeConfig(Section):
         return Spec.parse(values, str(self.spec))
 
     @property
-    def hears(self) -> tuple[NeighbourConfig, ...]:
+    def receives(self) -> tuple[NeighbourConfig, ...]:
         return tuple(neighbour for neighbour in self.neighbours if neighbour.direction != "out")
 
     @property
-    def heard_by(self) -> tuple[NeighbourConfig, ...]:
+    def receivers(self) -> tuple[NeighbourConfig, ...]:
         return tuple(neighbour for neighbour in self.neighbours if neighbour.direction != "in")
 
     def _below(self, folder: Path) -> "NodeConfig":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from feda2l.network import Clock
-from feda2l.peer.courier import Courier
+from feda2l.peer.messenger import Messenger
 from feda2l.peer.neighbours import Neighbour
 from feda2l.rates.base import Rates, Rule, Setting
 from feda2l.round.exchange import MessageCounts, Received, Rows
@@ -27,7 +27,7 @@ BEHIND = 2  # rounds: a node that is so far behind takes over the others' state
 class OverNetwork:
     """One node of a network whose other nodes are elsewhere. `courier` is set when the network is reachable."""
 
-    courier: Courier
+    messenger: Messenger
     template: Template  # what a message looks like; from `make_template` on
     clock: Clock | None = None  # real networks take real time
     layout: Layout  # from `join` on
@@ -37,7 +37,7 @@ class OverNetwork:
     def __init__(self, id: int, *, wire: str, norm_limit: float) -> None:
         self.id, self.wire, self.norm_limit = id, wire, norm_limit
         self.voices: dict[int, Voice] = {}  # what neighbours said of themselves, absent ones included
-        self.heard: tuple[int, ...] = ()  # ids of those mixed with in the last round
+        self.senders: tuple[int, ...] = ()  # ids of those mixed with in the last round
         self.jumped = False  # did the last round end in taking over the others' state?
         self.rows: Rows = {}  # of the current exchange
         self.heads: dict[Neighbour, Head] = {}  # of the neighbours that have a message of it
@@ -61,17 +61,17 @@ class OverNetwork:
 
     def begin(self, run: LiveRun, nodes: Sequence[int]) -> None:
         """Where a fault plan says so: begin the round from the mean of all current messages, the own one included."""
-        state, meddler = run.state, self.courier.meddler
-        self.heard, self.jumped, self.chosen = (), False, {}
-        if meddler is not None and state.round and meddler.rejoins(state.round + 1):
-            heads = self.courier.heads(state.round, run.plan.algorithm.gossip - 1)
+        state, fault_injector = run.state, self.messenger.fault_injector
+        self.senders, self.jumped, self.chosen = (), False, {}
+        if fault_injector is not None and state.round and fault_injector.rejoins(state.round + 1):
+            heads = self.messenger.heads(state.round, run.plan.algorithm.gossip - 1)
             self._adopt(run, heads, _draft(run, state.trained))
 
     def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
         round = run.state.round + 1
         self.rows, self.loaded = rows, {}
-        self.courier.publish(round, step, dict(self._named(rows)), self.template)
-        heads = self.courier.heads(round, step)
+        self.messenger.publish(round, step, dict(self._named(rows)), self.template)
+        heads = self.messenger.heads(round, step)
         if self.is_behind(run, heads, round) and self.take_over(run, heads, own=rows):
             return False
         self.heads = self._of_exchange(heads, (round, step))
@@ -110,14 +110,14 @@ class OverNetwork:
         return total
 
     def mixed(self, round: int, nodes: Sequence[int]) -> Sequence[int]:
-        return nodes if self.heard else []
+        return nodes if self.senders else []
 
     def end(self, run: LiveRun, nodes: Sequence[int]) -> None:
         self.rows, self.heads, self.loaded = {}, {}, {}
 
     def bytes_sent(self, run: LiveRun) -> list[int]:
         message = run.message * WIRE[self.wire].itemsize // 4  # the rest is float32 in the simulator's count too
-        return [self.courier.facts.heard_by * message * run.plan.algorithm.gossip]
+        return [self.messenger.facts.receivers * message * run.plan.algorithm.gossip]
 
     def message_counts(self, round: int) -> MessageCounts | None:
         return None
@@ -162,13 +162,13 @@ class OverNetwork:
             state.round = latest - 1 if latest < rounds else latest
         state.rates.skip(state.round)
         # no payload: it tells the others that this node keeps the pace again, and is worth waiting for
-        self.courier.publish(state.round, run.plan.algorithm.gossip, {}, self.template)
+        self.messenger.publish(state.round, run.plan.algorithm.gossip, {}, self.template)
         return True
 
     def listen(self, heads: Mapping[Neighbour, Head]) -> None:
         """Remember what neighbours say of themselves."""
         for neighbour, head in heads.items():
-            self.voices[neighbour.id] = Voice(neighbour.id, head.samples, head.degree, head.heard_by)
+            self.voices[neighbour.id] = Voice(neighbour.id, head.samples, head.degree, head.receivers)
 
     def _adopt(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: Rows | None) -> int:
         """Take the weighted mean of current states as the base; histories and the optimizer's state stay.
@@ -184,7 +184,7 @@ class OverNetwork:
         self.listen(current)
         rows = _draft(run) if own is None else own
         mixed = self._mean(rows, current, {}, itself=own is not None, whole=True)
-        if not self.heard:
+        if not self.senders:
             return 0
         run.state.base.copy_(mixed["model"])
         for name, values in run.statistics().items():
@@ -223,7 +223,7 @@ class OverNetwork:
                     break
                 self._add(total, term, weight, first=number == 0)
             else:
-                self.heard = tuple(by_id)
+                self.senders = tuple(by_id)
                 return total
 
     def _load_all(self) -> None:
@@ -240,12 +240,12 @@ class OverNetwork:
             if (loaded := self._load(neighbour, head, most)) is not None:
                 found[neighbour.id] = self._padded(self.rows, loaded)
         self.loaded = dict(sorted(found.items()))
-        self.heard = tuple(id for id in self.loaded if id != self.id)
+        self.senders = tuple(id for id in self.loaded if id != self.id)
 
     def _weights(self, present: Iterable[int], *, whole: bool = False) -> dict[int, Tensor]:
         """The weight of everyone present, by id: this node's row of W; `whole` makes it sum to 1 whoever is absent."""
-        facts = self.courier.facts
-        own = Voice(self.id, facts.samples, facts.degree, facts.heard_by)
+        facts = self.messenger.facts
+        own = Voice(self.id, facts.samples, facts.degree, facts.receivers)
         closed = [voice for _, voice in sorted((self.voices | {self.id: own}).items())]
         ids = sorted(present)
         of = mean_weights if whole else row_weights
@@ -253,10 +253,10 @@ class OverNetwork:
         return dict(zip(ids, weights, strict=True))
 
     def _samples(self, id: int) -> int:
-        return self.courier.facts.samples if id == self.id else self.voices[id].samples
+        return self.messenger.facts.samples if id == self.id else self.voices[id].samples
 
     def _load(self, neighbour: Neighbour, head: Head, most: float) -> dict[str, Tensor] | None:
-        return self.courier.load(neighbour, head, self.template, most)
+        return self.messenger.load(neighbour, head, self.template, most)
 
     def _believed(self, rows: Rows) -> float:
         """The largest norm of a message that is accepted."""
@@ -295,6 +295,6 @@ def _draft(run: LiveRun, trained: Tensor | None = None) -> Rows:
     Publishing may change what an algorithm remembers, so it remembers a copy.
     """
     view = run.view(range(1))
-    copies = [{name: values.clone() for name, values in kept.items()} for kept in (view.memory, view.notes)]
-    draft = replace(view, trained=view.base if trained is None else trained, memory=copies[0], notes=copies[1])
+    copies = [{name: values.clone() for name, values in kept.items()} for kept in (view.state, view.small_state)]
+    draft = replace(view, trained=view.base if trained is None else trained, state=copies[0], small_state=copies[1])
     return run.plan.algorithm.publish(draft) | run.beside()

@@ -220,8 +220,8 @@ def _neighbours(neighbours: Sequence[NeighbourStatus]) -> Iterator[_Metric]:
     yield "gauge", "neighbours", "Neighbours by state", [({"state": state}, counted[state]) for state in STATES]
     states = [({"neighbour": n.name, "state": state}, n.state == state) for n in neighbours for state in STATES]
     yield "gauge", "neighbour_state", "1 for the state a neighbour is in", states
-    heard = [({"neighbour": n.name}, n.last_round) for n in neighbours]
-    yield "gauge", "neighbour_last_round", "The last round a neighbour was heard in", heard
+    received = [({"neighbour": n.name}, n.last_round) for n in neighbours]
+    yield "gauge", "neighbour_last_round", "The last round a neighbour was heard in", received
     waited = [({"neighbour": n.name}, n.waited) for n in neighbours]
     yield "gauge", "neighbour_waited_seconds", "Seconds a neighbour's message took in the last round", waited
 

@@ -22,8 +22,8 @@ class Neighbour:
     limits: LimitsConfig
     present: bool = True  # else it is away: asked, but not waited for
     arrivals: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds into the round
-    heard: int = 0  # the last round that was heard of it, and when
-    heard_at: float = 0.0
+    received: int = 0  # the last round that was heard of it, and when
+    received_at: float = 0.0
     strikes: int = 0  # bad messages since the last good one
     quarantined_until: int = 0  # the first round in which it is asked again
     rejects: Counter[str] = field(default_factory=Counter)
@@ -51,18 +51,18 @@ class Neighbour:
 
     def came(self, round: int, seconds: float) -> None:
         """Its message of a round arrived, so many seconds into the round."""
-        self.present, self.heard, self.heard_at = True, round, time.monotonic()
+        self.present, self.received, self.received_at = True, round, time.monotonic()
         self.strikes = max(0, self.strikes - 1)
         self.arrivals.append(seconds)
 
     def can_be_at(self, round: int, fastest: float) -> bool:
         """Can it have come to a round since it was heard last, if no round takes less than `fastest` seconds?"""
-        return not self.heard or round <= self.heard + AHEAD + (time.monotonic() - self.heard_at) / fastest
+        return not self.received or round <= self.received + AHEAD + (time.monotonic() - self.received_at) / fastest
 
     def missed(self) -> None:
         self.present = False
 
-    def misbehaved(self, reason: str, round: int) -> bool:
+    def record_rejection(self, reason: str, round: int) -> bool:
         """Count a bad message; True if the neighbour is quarantined for it."""
         self.rejects[reason] += 1
         self.strikes += 1

@@ -14,10 +14,10 @@ from feda2l.errors import FedA2LError, RunFailed
 from feda2l.peer.check import refuse_unfit
 from feda2l.peer.config import DeadlineConfig, NodeConfig
 from feda2l.peer.connect import connect, credentials, reconnect
-from feda2l.peer.courier import Courier, Facts
 from feda2l.peer.exchange import OverNetwork
+from feda2l.peer.fault_injector import PlannedFaults
 from feda2l.peer.log import FILE, NodeLog
-from feda2l.peer.meddler import PlannedFaults
+from feda2l.peer.messenger import Facts, Messenger
 from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.search import search
@@ -25,16 +25,16 @@ from feda2l.records.round_record import METRICS, RoundRecord, missed_round
 from feda2l.records.round_timings import round_timings
 from feda2l.records.run_folder import RunFolder
 from feda2l.round.round import Completed
-from feda2l.runs.assemble import Assembled, Place, assemble_at, populate
+from feda2l.runs.assemble import Assembled, NodeInNetwork, assemble_at, populate
 from feda2l.runs.datasets import Loaded, load_data
 from feda2l.runs.device import find_device
-from feda2l.runs.pack import begin_folder, why_diverged
+from feda2l.runs.pack import begin_folder, why_non_finite
 from feda2l.runs.resume import check_same_run, continued, finished, saved_spec
 from feda2l.runs.summary import searched_rates, write_summary
 from feda2l.simulate.checkpoint import restore, save_checkpoint
 from feda2l.simulate.loop import RoundLoop, one_thread
 from feda2l.wire.message import Head
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 from feda2l.wire.transport import Transport
 
 BACK = 4.0  # times the least deadline: how long a node that comes back looks for its neighbours
@@ -42,7 +42,7 @@ STARTING = 120.0  # seconds that loading may take, beside the wait for neighbour
 LEAVING = 10.0  # seconds that a node stays so that its neighbours can take its last message
 
 
-class Node:
+class PeerNode:
     """A node from its config to its last round; `transport` stands in for the network in tests."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Node:
         self.folder = RunFolder(config.state)
         self.assembled, self.exchange = assemble_node(config, data, self.folder)
         self.live, self.plan = self.assembled.live, self.assembled.live.plan
-        self.meddler = PlannedFaults.load(config.faults, config.id, self.plan.network) if config.faults else None
+        self.fault_injector = PlannedFaults.load(config.faults, config.id, self.plan.network) if config.faults else None
         self.transport = transport
         self.alone = 0  # rounds in which nobody was heard
         self.away: set[str] = set()  # neighbours that the log called away
@@ -81,8 +81,8 @@ class Node:
             engine.keep_memory()
             stack.callback(engine.close)
             self._begin(engine)
-            self.courier = self.connect()
-            stack.callback(self.courier.close)
+            self.messenger = self.connect()
+            stack.callback(self.messenger.close)
             stack.enter_context(self._signals())
             self._status("starting")
             self._join(engine)
@@ -104,7 +104,7 @@ class Node:
         most = self.config.deadline.most
         return Monitor(self.config.monitor.address, self.config.name, start_limit=most + STARTING)
 
-    def connect(self) -> Courier:
+    def connect(self) -> Messenger:
         """Listen, and reach for the neighbours."""
         config, plan = self.config, self.plan
         authority, identity = credentials(config)
@@ -115,13 +115,13 @@ class Node:
             model=self.exchange.template.fingerprint,
             samples=len(plan.member.shards[0]),
             steps=plan.steps[0],
-            degree=len(config.hears),
-            heard_by=len(config.heard_by),
+            degree=len(config.receives),
+            receivers=len(config.receivers),
         )
         transport = self.transport or connect(config, self._run)
-        courier = Courier(
+        messenger = Messenger(
             transport,
-            [Neighbour(neighbour, self._deadline(config), config.limits) for neighbour in config.hears],
+            [Neighbour(neighbour, self._deadline(config), config.limits) for neighbour in config.receives],
             facts,
             identity=identity,
             authority=authority,
@@ -129,12 +129,12 @@ class Node:
             exchanges=plan.algorithm.gossip,
             listeners=self._listeners(config),
             kept=2 if all(near.direction == "both" for near in config.neighbours) else plan.network + 1,
-            meddler=self.meddler,
+            fault_injector=self.fault_injector,
             rejected=self._rejected,
         )
-        self.exchange.courier = courier
+        self.exchange.messenger = messenger
         self.log.info("listening", address=config.listen, neighbours=[n.name for n in config.neighbours])
-        return courier
+        return messenger
 
     @property
     def _run(self) -> str:
@@ -143,13 +143,13 @@ class Node:
     def _listeners(self, config: NodeConfig) -> list[Neighbour]:
         """Those who hear this node and are not heard by it."""
         deadline = self._deadline(config)
-        return [Neighbour(near, deadline, config.limits) for near in config.heard_by if near.direction == "out"]
+        return [Neighbour(near, deadline, config.limits) for near in config.receivers if near.direction == "out"]
 
     def _deadline(self, config: NodeConfig) -> DeadlineConfig:
         """A fault plan has a deadline of its own, which does not adapt: what is late is then the plan's word."""
-        if self.meddler is None:
+        if self.fault_injector is None:
             return config.deadline
-        fixed = self.meddler.plan.deadline
+        fixed = self.fault_injector.plan.deadline
         return config.deadline.model_copy(update={"least": fixed, "most": max(fixed, config.deadline.most)})
 
     def _join(self, engine: Engine) -> None:
@@ -163,7 +163,7 @@ class Node:
             self.log.info("searched", rate=rate)
         else:
             # no payload: it says that this node is here, and how far it is
-            self.courier.publish(before, plan.algorithm.gossip if before else 0, {}, exchange.template)
+            self.messenger.publish(before, plan.algorithm.gossip if before else 0, {}, exchange.template)
         heads = self._meet(BACK * deadline.least if before or searches else deadline.most)
         self.log.info("met", neighbours=[neighbour.name for neighbour in heads])
         if not before and not searches:
@@ -173,7 +173,7 @@ class Node:
         with one_thread():
             rejoined = exchange.is_behind(self.live, heads, before) and exchange.take_over(self.live, heads)
         if rejoined:
-            self.log.info("rejoined", at=state.round, own=before, heard=list(exchange.heard))
+            self.log.info("rejoined", at=state.round, own=before, received=list(exchange.senders))
             self.log.round = state.round
 
     def _meet(self, seconds: float) -> dict[Neighbour, Head]:
@@ -183,8 +183,8 @@ class Node:
         def enough(heads: Mapping[Neighbour, Head]) -> bool:
             return self.stopping or self.exchange.is_behind(self.live, heads, before)
 
-        heads = self.courier.newest(seconds, enough, after=before)
-        for neighbour in self.courier.neighbours:
+        heads = self.messenger.newest(seconds, enough, after=before)
+        for neighbour in self.messenger.neighbours:
             neighbour.present = neighbour in heads
         self.exchange.listen(heads)
         return heads
@@ -196,13 +196,13 @@ class Node:
         while not self.stopping:
             if self.reloading:
                 self._reload()
-            self.courier.begin()
+            self.messenger.begin()
             completed = next(rounds, None)
             if completed is None:
                 break
             (done,) = completed
             if done.record is None:
-                raise RunFailed(why_diverged(live))
+                raise RunFailed(why_non_finite(live))
             recorded = self._record(done, recorded)
             if live.state.round % config.checkpoint_rounds == 0 or self.stopping or not live.active:
                 self._save()
@@ -214,12 +214,12 @@ class Node:
         """Write a round down, and those that went by without this node; the last round that is written."""
         exchange, record, round = self.exchange, done.record, self.live.state.round
         assert record is not None
-        self.alone += not exchange.heard
+        self.alone += not exchange.senders
         self.sent += record["bytes_sent"]
         for missed in range(recorded + 1, round):
             self.folder.append(missed_round(missed), round_timings(missed, {}, pack=1))
         if round > recorded:
-            record |= {"heard": list(exchange.heard), "disagreement": None}  # it takes all models to know that
+            record |= {"received": list(exchange.senders), "disagreement": None}  # it takes all models to know that
             record["layers"].pop("disagreement")
             self.folder.append(record, round_timings(round, done.seconds, pack=1))
         self.log.round = round
@@ -228,18 +228,18 @@ class Node:
             "rejoined" if exchange.jumped else "round",
             **{"loss": round_off(record["train_loss"])},
             **{key: round_off(value) for key, value in scores.items()},
-            heard=f"{len(exchange.heard)} of {len(self.courier.neighbours)}",
+            received=f"{len(exchange.senders)} of {len(self.messenger.neighbours)}",
             seconds=round_off(sum(done.seconds.values())),
         )
         self._say_who_is_away()
         return max(recorded, round)
 
     def _say_who_is_away(self) -> None:
-        for neighbour in self.courier.neighbours:
+        for neighbour in self.messenger.neighbours:
             if neighbour.present == (neighbour.name in self.away):
                 self.away ^= {neighbour.name}
                 say = self.log.info if neighbour.present else self.log.warning
-                say("back" if neighbour.present else "away", neighbour=neighbour.name, heard_in=neighbour.heard)
+                say("back" if neighbour.present else "away", neighbour=neighbour.name, last_received=neighbour.received)
 
     def _save(self) -> None:
         self.folder.sync()
@@ -249,7 +249,7 @@ class Node:
     def _end(self, loop: RoundLoop) -> None:
         live, rounds = self.live, self.plan.rounds
         self._status("leaving")
-        self.courier.farewell(live.state.round, self.exchange.template, LEAVING, hurry=lambda: self.stopping)
+        self.messenger.farewell(live.state.round, self.exchange.template, LEAVING, hurry=lambda: self.stopping)
         if live.active:
             self.log.info("left", after=live.state.round, rounds=rounds)
             return
@@ -268,9 +268,9 @@ class Node:
             fixed = {"neighbours", "limits", "deadline", "security"}
             if config.model_dump(exclude=fixed) != self.config.model_dump(exclude=fixed):
                 self.log.warning("only neighbours, limits, deadline and security are read again; restart for the rest")
-            known = {neighbour.name: neighbour for neighbour in self.courier.neighbours}
+            known = {neighbour.name: neighbour for neighbour in self.messenger.neighbours}
             near = []
-            for entry in config.hears:
+            for entry in config.receives:
                 neighbour = known.get(entry.name) or Neighbour(entry, config.deadline, config.limits, present=False)
                 neighbour.config, neighbour.limits = entry, config.limits
                 neighbour.deadline = self._deadline(config)
@@ -280,25 +280,25 @@ class Node:
             return
         self.config = self.config.model_copy(update={key: getattr(config, key) for key in fixed})
         self.exchange.norm_limit = config.limits.norm
-        reconnect(self.courier.transport, config)  # links are down: if they do not come up again, that is the end
-        facts = self.courier.facts._replace(degree=len(config.hears), heard_by=len(config.heard_by))
-        self.courier.meet(near, self._listeners(config), facts, identity, authority)
+        reconnect(self.messenger.transport, config)  # links are down: if they do not come up again, that is the end
+        facts = self.messenger.facts._replace(degree=len(config.receives), receivers=len(config.receivers))
+        self.messenger.meet(near, self._listeners(config), facts, identity, authority)
         ids = {neighbour.id for neighbour in near}
         self.exchange.voices = {id: voice for id, voice in self.exchange.voices.items() if id in ids}
         self.expires = identity.until.timestamp() if identity else None
         self.log.info("reloaded", neighbours=[neighbour.name for neighbour in near])
 
-    def _rejected(self, neighbour: Neighbour, refused: Refused, quarantined: bool) -> None:
+    def _rejected(self, neighbour: Neighbour, refused: RejectedMessage, quarantined: bool) -> None:
         self.monitor.rejected(neighbour.name, refused.reason)
         self.log.warning("rejected", neighbour=neighbour.name, reason=refused.reason, detail=refused.detail)
         if quarantined:
             self.log.warning("quarantined", neighbour=neighbour.name, rounds=neighbour.limits.quarantine_rounds)
 
     def _status(self, phase: Any, record: RoundRecord | None = None) -> None:
-        state, courier = self.live.state, self.courier
+        state, messenger = self.live.state, self.messenger
         figures: Mapping[str, Any] = record or {}
         names = [layer.name for layer in self.plan.layers]
-        waited_for = [*courier.neighbours, *(courier.listeners if phase == "leaving" else ())]
+        waited_for = [*messenger.neighbours, *(messenger.listeners if phase == "leaving" else ())]
         self.monitor.update(
             NodeStatus(
                 phase=phase,
@@ -309,8 +309,8 @@ class Node:
                 rates=dict(zip(names, state.rates.rates[0].tolist(), strict=True)),
                 multipliers=dict(zip(names, state.rates.multiplier[0].tolist(), strict=True)),
                 bytes_sent=self.sent,
-                bytes_received=courier.received,
-                neighbours=tuple(_seen(neighbour, state.round + 1) for neighbour in courier.neighbours),
+                bytes_received=messenger.received,
+                neighbours=tuple(_seen(neighbour, state.round + 1) for neighbour in messenger.neighbours),
                 rounds_alone=self.alone,
                 checkpoint_time=self.saved,
                 certificate_expires=self.expires,
@@ -349,7 +349,7 @@ def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> t
     spec = config.learns()
     saved = saved_spec(folder)
     with spec.at_fault():
-        place = Place(config.id, config.nodes or spec.data.nodes, config.id if config.data is None else 0)
+        place = NodeInNetwork(config.id, config.nodes or spec.data.nodes, config.id if config.data is None else 0)
         if config.data is None and config.id >= spec.data.nodes:
             raise FedA2LError(
                 f"id = {config.id}: data.nodes = {spec.data.nodes} deals no share to it; a node beyond that number "
@@ -382,4 +382,4 @@ def round_off(value: float | None) -> float | None:
 def _seen(neighbour: Neighbour, round: int) -> NeighbourStatus:
     state = "quarantined" if neighbour.quarantined(round) else "present" if neighbour.present else "away"
     waited = neighbour.arrivals[-1] if neighbour.arrivals else 0.0
-    return NeighbourStatus(neighbour.name, state, neighbour.heard, waited)  # type: ignore[arg-type]
+    return NeighbourStatus(neighbour.name, state, neighbour.received, waited)  # type: ignore[arg-type]

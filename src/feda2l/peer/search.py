@@ -23,22 +23,22 @@ def search(engine: Engine, run: LiveRun, exchange: OverNetwork, meet: Callable[[
     `meet` waits for the neighbours as before any first round: whoever is not started yet is not gone.
     """
     rate_search, seed = run.plan.algorithm.rate_search, run.plan.member.training.seed
-    id, courier = exchange.id, exchange.courier
+    id, messenger = exchange.id, exchange.messenger
     assert rate_search is not None
     own = try_out(engine, run, [rate_search.draw(seed, id)])[0]
     message = {"trials": _packed(own)}
     template = Template.of(message)
-    courier.publish(0, 0, message, template)
+    messenger.publish(0, 0, message, template)
     meet()
-    heard: list[Trial] = []
-    for neighbour, head in courier.heads(0, 0).items():
-        if head.round == 0 and (loaded := courier.load(neighbour, head, template, math.inf)):
-            heard += _unpacked(loaded["trials"])
-    tried = try_out(engine, run, [rate_search.shortlist(own, heard, seed, id)])[0]
-    rate = rate_search.decide(own, heard, tried)
-    notes = run.state.notes
-    notes["found"][0] = rate
-    notes["epochs"][0] = (len(own) + len(tried)) * rate_search.eval_epochs
+    received: list[Trial] = []
+    for neighbour, head in messenger.heads(0, 0).items():
+        if head.round == 0 and (loaded := messenger.load(neighbour, head, template, math.inf)):
+            received += _unpacked(loaded["trials"])
+    tried = try_out(engine, run, [rate_search.shortlist(own, received, seed, id)])[0]
+    rate = rate_search.decide(own, received, tried)
+    small_state = run.state.small_state
+    small_state["found"][0] = rate
+    small_state["epochs"][0] = (len(own) + len(tried)) * rate_search.eval_epochs
     run.restart_rates([rate])
     return rate
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from feda2l.errors import FedA2LError
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
-from feda2l.peer.node import Node, assemble_node
+from feda2l.peer.node import PeerNode, assemble_node
 from feda2l.peer.strangers import watch_for_strangers
 from feda2l.records.run_folder import RunFolder
 
@@ -27,7 +27,7 @@ def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool)
         if plain:
             log.warning("plaintext: anybody can read, change and forge what this node says and hears")
         try:
-            Node(config, log, data=data, reload=lambda: NodeConfig.load(path, insecure=insecure)).run()
+            PeerNode(config, log, data=data, reload=lambda: NodeConfig.load(path, insecure=insecure)).run()
         except FedA2LError as error:
             log.error("failed", error=str(error))
             raise
@@ -38,8 +38,8 @@ def check_node(path: Path, *, insecure: bool, data: Path | None) -> None:
     from feda2l.peer.reach import say_who_answers
 
     config = NodeConfig.load(path, insecure=insecure)
-    hears = ", ".join(neighbour.name for neighbour in config.hears) or "nobody"
-    print(f"{path}: {config.name} is node {config.id} and hears {hears}")
+    receives = ", ".join(neighbour.name for neighbour in config.receives) or "nobody"
+    print(f"{path}: {config.name} is node {config.id} and hears {receives}")
     assembled, _ = assemble_node(config, data, RunFolder(config.state))
     spec, samples = assembled.spec, len(assembled.live.plan.member.shards[0])
     print(f"{config.spec}: {spec.model.name} on {spec.data.name}, {samples} training samples, {spec.algorithm.name}")

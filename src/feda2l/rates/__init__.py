@@ -1,7 +1,7 @@
 """Rate rules; a new one is a short file and an entry in `RULES`. Their signals are measured in `round`."""
 
 from feda2l.rates.auto_lr import AutoLr
-from feda2l.rates.base import Measure, Rates, Rule, Schedule, Setting
+from feda2l.rates.base import Rates, Rule, Schedule, Setting, SignalSettings
 from feda2l.rates.cawr import Cawr
 from feda2l.rates.constant import Constant
 from feda2l.rates.cosine import Cosine
@@ -44,4 +44,4 @@ RULES: dict[str, type[Rule]] = {
     "flayer": Flayer,
 }
 
-__all__ = ["RULES", "Measure", "Rates", "Rule", "Schedule", "Setting"]
+__all__ = ["RULES", "SignalSettings", "Rates", "Rule", "Schedule", "Setting"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feda2l.equations import Signals
 from feda2l.errors import FedA2LError
-from feda2l.rates.base import Measure, Rates, Rule, Setting, demand_clip
+from feda2l.rates.base import Rates, Rule, Setting, SignalSettings, demand_clip
 
 FIRST, LAST = 3.0, 0.4  # ends of the first target, in the smallest and the largest variation
 STEM = 0.5  # rate of the first layer, in that of the first block
@@ -54,8 +54,8 @@ class AutoLr(Rule):
         demand_clip(self.clip)
 
     @property
-    def measure(self) -> Measure:
-        return Measure(movement=True)
+    def measure(self) -> SignalSettings:
+        return SignalSettings(movement=True)
 
     def start(self, setting: Setting) -> Rates:
         return _AutoLrRates(self, setting)

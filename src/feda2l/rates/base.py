@@ -10,7 +10,7 @@ from torch import Tensor
 from feda2l.equations import Signals
 from feda2l.errors import FedA2LError
 
-__all__ = ["Measure", "Rates", "Role", "Rule", "Schedule", "ScheduledRates", "Setting", "demand_clip"]
+__all__ = ["SignalSettings", "Rates", "Role", "Rule", "Schedule", "ScheduledRates", "Setting", "demand_clip"]
 
 # what a rule is in a comparison: FedA2L, a control (FedA2L without one of its parts), the constant rate or another rule
 Role = Literal["ours", "control", "constant", "baseline"]
@@ -53,7 +53,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Measure:
+class SignalSettings:
     """How the signals of a round are taken."""
 
     threshold: float = 1e-3  # tau of the aggregation stability
@@ -74,8 +74,8 @@ class Rule:
     has_end: ClassVar[bool] = False  # does `horizon` matter?
 
     @property
-    def measure(self) -> Measure:
-        return Measure()
+    def measure(self) -> SignalSettings:
+        return SignalSettings()
 
     def start(self, setting: Setting) -> "Rates":
         raise NotImplementedError

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feda2l.equations import Signals, next_rates, window_multiplier
 from feda2l.errors import FedA2LError
-from feda2l.rates.base import Measure, Rates, Role, Rule, Setting
+from feda2l.rates.base import Rates, Role, Rule, Setting, SignalSettings
 
 DEEP = 10  # more layers than this is a deep model, in the paper's defaults and in the released code
 
@@ -101,10 +101,10 @@ class FedA2LRule(Rule):
         return replace(self, **{key: value for key, value in defaults.items() if getattr(self, key) is None})
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> SignalSettings:
         reference = self.preset == "reference"
         which = self.measured or PRESETS[self.preset]["measured"]
-        return Measure(threshold=self.threshold, tensors=which, eps=self.eps_norm, eps_in_norm=reference)
+        return SignalSettings(threshold=self.threshold, tensors=which, eps=self.eps_norm, eps_in_norm=reference)
 
     def start(self, setting: Setting) -> "FedA2LRates":
         return FedA2LRates(self.resolved(len(setting.layers)), setting)

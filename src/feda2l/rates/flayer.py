@@ -10,7 +10,7 @@ import torch
 
 from feda2l.equations import Signals
 from feda2l.errors import FedA2LError
-from feda2l.rates.base import Measure, Rates, Rule, Setting
+from feda2l.rates.base import Rates, Rule, Setting, SignalSettings
 
 HEAD = 0.2  # rate of the last layer, in the base rate
 
@@ -43,8 +43,8 @@ class Flayer(Rule):
             raise FedA2LError(f"rates.eps = {self.eps}: must be above 0 and finite, or a layer at rest has no rate")
 
     @property
-    def measure(self) -> Measure:
-        return Measure(movement=True)
+    def measure(self) -> SignalSettings:
+        return SignalSettings(movement=True)
 
     def start(self, setting: Setting) -> Rates:
         return _FlayerRates(self, setting)

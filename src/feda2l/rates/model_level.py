@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from feda2l.rates.base import Measure
+from feda2l.rates.base import SignalSettings
 from feda2l.rates.feda2l import FedA2LRule
 
 
@@ -14,5 +14,5 @@ class ModelLevel(FedA2LRule):
     role = "control"
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> SignalSettings:
         return replace(super().measure, pooled=True)

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 LOCKS = Path("/proc/locks")
-Held = frozenset[tuple[int, int, int]]
+LockedFolders = frozenset[tuple[int, int, int]]
 
 
-def held_locks() -> Held:
+def locked_folders() -> LockedFolders:
     """Every file or folder that a process has locked, as device and inode; none where the kernel does not tell."""
     try:
         lines = LOCKS.read_text().splitlines()
@@ -25,9 +25,9 @@ def held_locks() -> Held:
     return frozenset(found)
 
 
-def is_held(folder: Path, held: Held) -> bool:
+def is_locked(folder: Path, locked: LockedFolders) -> bool:
     try:
         found = os.stat(folder)
     except OSError:
         return False
-    return (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) in held
+    return (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) in locked

@@ -10,7 +10,7 @@ from feda2l.records.round_timings import RoundTimings
 Metric = Literal["accuracy", "mse"]
 Score = Literal["accuracy", "mse", "mae", "test_loss"]
 MeanModelScore = Literal["mean_model_accuracy", "mean_model_mse", "mean_model_mae", "mean_model_loss"]
-LayerColumn = Literal["rate", "multiplier", "sigma", "zeta"]
+LayerColumn = Literal["rate", "multiplier", "divergence", "stability"]
 LayerRows = list[list[float | None]]  # [node][layer]
 
 METRICS: tuple[Metric, ...] = ("accuracy", "mse")  # the score that a run is judged by
@@ -21,14 +21,14 @@ MEAN_MODEL: tuple[MeanModelScore, ...] = (
     "mean_model_mae",
     "mean_model_loss",
 )
-LAYER_COLUMNS: tuple[LayerColumn, ...] = ("rate", "multiplier", "sigma", "zeta")
+LAYER_COLUMNS: tuple[LayerColumn, ...] = ("rate", "multiplier", "divergence", "stability")
 ROUND_COLUMNS = (
     "train_loss",
     *SCORES,
     *(f"local_{name}" for name in SCORES),
     "bytes_sent",
     "simulated_seconds",
-    "heard",
+    "received",
     "rejected",
 )
 RUN_COLUMNS = (*MEAN_MODEL, "disagreement", "multiplier_min", "multiplier_max", "multiplier_change")
@@ -56,7 +56,7 @@ class NodeColumns(NodeScores):
     train_loss: list[float | None]
     bytes_sent: list[int]
     simulated_seconds: NotRequired[list[float]]  # when the node had completed the round
-    heard: NotRequired[list[int | None]]  # of how many other nodes it took the message, where some may be away
+    received: NotRequired[list[int | None]]  # of how many other nodes it took the message, where some may be away
     rejected: NotRequired[list[int | None]]  # how many messages it refused
 
 
@@ -67,8 +67,8 @@ class LayerColumns(TypedDict):
     disagreement: NotRequired[list[float]]  # over all nodes; a single peer does not know it
     rate: LayerRows  # that the round trained with
     multiplier: LayerRows
-    sigma: LayerRows  # measured in the round
-    zeta: LayerRows
+    divergence: LayerRows  # measured in the round
+    stability: LayerRows
 
 
 class RoundScores(TypedDict, total=False):
@@ -112,7 +112,7 @@ class RoundRecord(RoundScores):
     multiplier_change: float | None
     nodes: NodeColumns
     layers: LayerColumns
-    heard: NotRequired[list[int]]  # in a peer's record: the nodes whose message it took
+    received: NotRequired[list[int]]  # in a peer's record: the nodes whose message it took
 
 
 class NamedRecord(RoundRecord):
@@ -149,8 +149,8 @@ def missed_round(round: int) -> RoundRecord:
         "multiplier_max": None,
         "multiplier_change": None,
         "nodes": {"train_loss": [None], "bytes_sent": [0]},
-        "layers": {"name": [], "rate": [[]], "multiplier": [[]], "sigma": [[]], "zeta": [[]]},
-        "heard": [],
+        "layers": {"name": [], "rate": [[]], "multiplier": [[]], "divergence": [[]], "stability": [[]]},
+        "received": [],
     }
 
 
@@ -239,7 +239,7 @@ def round_columns(records: Iterable[RoundRecord]) -> dict[str, list[object]]:
 def layer_columns(records: Iterable[RoundRecord]) -> dict[str, list[object]]:
     """The records as columns with one row per node, layer and round.
 
-    `rate` and `multiplier` are those the round trained with; `sigma` and `zeta` were measured in it.
+    `rate` and `multiplier` are those the round trained with; `divergence` and `stability` were measured in it.
     """
     columns: dict[str, list[object]] = {name: [] for name in ("round", "node", "layer", *LAYER_COLUMNS)}
     for record in records:

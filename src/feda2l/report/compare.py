@@ -19,7 +19,7 @@ SAME = ("data.name", "evaluation.target", "evaluation.on")  # what makes two sco
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasureComparison:
     """One figure of both sides, seed by seed."""
 
     name: str
@@ -62,7 +62,7 @@ class Comparison:
     first: str
     second: str
     seeds: list[int]
-    measures: list[Measure]
+    measures: list[MeasureComparison]
     notes: list[str]
 
     @property
@@ -79,7 +79,7 @@ class Comparison:
         return " ".join(sentences)
 
 
-def _sentence(main: Measure) -> str:
+def _sentence(main: MeasureComparison) -> str:
     """Who is ahead, and whether that is more than chance."""
     test, other = main.test, "A" if main.better == "B" else "B"
     assert test is not None
@@ -165,7 +165,7 @@ def _same_target(pairs: list[tuple[Figures, Figures]]) -> bool:
     return all(a.run.target == b.run.target and a.run.target is not None for a, b in pairs)
 
 
-def _measures(pairs: list[tuple[Figures, Figures]]) -> list[Measure]:
+def _measures(pairs: list[tuple[Figures, Figures]]) -> list[MeasureComparison]:
     run = pairs[0][0].run
     measures = []
     if _same_target(pairs) and run.target is not None:
@@ -188,13 +188,13 @@ def _measures(pairs: list[tuple[Figures, Figures]]) -> list[Measure]:
 
 def _to_target(
     sides: Sequence[Sequence[Figures]], name: str, what: str, words: Callable[[RoundsToTarget], str], unit: str
-) -> Measure:
+) -> MeasureComparison:
     """Rounds, or seconds on the simulated network; a seed that never came counts as one round too many."""
     reached = "reached" if what == "rounds" else what
     first, second = (words(rounds_over_seeds([getattr(figures, reached) for figures in side])) for side in sides)
     came = any(figures.reached is not None for figures in itertools.chain(*sides))
     counted = [[getattr(figures, f"{what}_to_target") for figures in side] for side in sides]
-    return Measure(name, first, second, paired_test(*counted) if came else None, True, unit)
+    return MeasureComparison(name, first, second, paired_test(*counted) if came else None, True, unit)
 
 
 def _of(
@@ -205,11 +205,11 @@ def _of(
     less_is_better: bool,
     unit: str,
     scale: float = 1.0,
-) -> Measure:
+) -> MeasureComparison:
     both = [(getattr(first, what), getattr(second, what)) for first, second in pairs]
     there = [pair for pair in both if None not in pair]
     if not there:
-        return Measure(name, "", "", None, less_is_better, unit)
+        return MeasureComparison(name, "", "", None, less_is_better, unit)
     first, second = map(list, zip(*there, strict=True))
     test = paired_test([scale * value for value in first], [scale * value for value in second])
-    return Measure(name, words(first), words(second), test, less_is_better, unit)
+    return MeasureComparison(name, words(first), words(second), test, less_is_better, unit)

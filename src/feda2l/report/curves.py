@@ -51,7 +51,7 @@ def read_layers(run: FoundRun) -> polars.DataFrame | None:
     folder = run.folder
     try:
         if folder.layers_table.exists():
-            wanted = ("round", "node", "layer", "rate", "sigma", "zeta")
+            wanted = ("round", "node", "layer", "rate", "divergence", "stability")
             there = polars.read_parquet_schema(folder.layers_table)
             if all(name in there for name in wanted):
                 return polars.scan_parquet(folder.layers_table).select(wanted).collect()

@@ -10,8 +10,8 @@ import polars
 
 from feda2l.report.curves import Floats, mean_of, read_layers
 from feda2l.report.layout import label
+from feda2l.report.machine_time import own_clock
 from feda2l.report.metrics import mean_and_std
-from feda2l.report.own_time import own_clock
 from feda2l.report.plots import new_figure, save_figure
 from feda2l.report.results import Cell, Contest, ResultTable
 from feda2l.report.words import naive_words, scale_of
@@ -56,7 +56,12 @@ def seeds_band(cell: Cell) -> tuple[Floats, Floats, Floats]:
 def steepest_layers(run_layers: polars.DataFrame, count: int = 3) -> tuple[int, list[str]]:
     """The node with the highest mean divergence, and its layers with the highest, round 1 aside (it has no past)."""
     later = run_layers.filter(polars.col("round") > 1)
-    means = later.group_by("node", "layer").agg(polars.col("sigma").mean()).drop_nulls().sort("sigma", descending=True)
+    means = (
+        later.group_by("node", "layer")
+        .agg(polars.col("divergence").mean())
+        .drop_nulls()
+        .sort("divergence", descending=True)
+    )
     if means.is_empty():
         return 0, []
     node = int(means["node"][0])
@@ -182,7 +187,7 @@ def _dynamics(table: ResultTable, path: Path) -> list[str]:
         rounds = own["round"].to_numpy()
         axes.plot(rounds, own["rate"].to_numpy(), color="C0", linewidth=1.4, label="rate")
         right = axes.twinx()
-        for values, color, words in ((own["sigma"], "C1", "sigma"), (1 - own["zeta"], "C2", "1 - zeta")):
+        for values, color, words in ((own["divergence"], "C1", "divergence"), (1 - own["stability"], "C2", "1 - zeta")):
             right.plot(rounds, _rescaled(values.to_numpy()), color=color, linewidth=0.9, alpha=0.8, label=words)
         axes.set(xlabel="round", ylabel="learning rate", title=f"node {node}, layer {name}")
         right.set_ylabel("sigma, 1 - zeta (rescaled to 0..1)")

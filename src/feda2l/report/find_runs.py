@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from feda2l.errors import FedA2LError
-from feda2l.records.folder_locks import held_locks, is_held
+from feda2l.records.folder_locks import is_locked, locked_folders
 from feda2l.records.run_folder import RunFolder
 from feda2l.studies.cells import STAGES
 
 # where a run goes and how fast; precision is the one key of [runtime] that changes numbers
-NO_MATTER = ("name", "runtime.device", "runtime.engine", "runtime.deterministic", "runtime.workers")
+IRRELEVANT = ("name", "runtime.device", "runtime.engine", "runtime.deterministic", "runtime.workers")
 SHOWN = 6  # paths named for one reason; the rest is counted
 
 
@@ -36,7 +36,7 @@ class FoundRun:
     @cached_property
     def decides(self) -> frozenset[tuple[str, str]]:
         """What decides its numbers: two runs with this in common are one run twice."""
-        ignored = (*NO_MATTER, "runtime.checkpoint_seconds")
+        ignored = (*IRRELEVANT, "runtime.checkpoint_seconds")
         return frozenset((key, repr(value)) for key, value in self.keys.items() if key not in ignored)
 
     @property
@@ -53,8 +53,8 @@ class FoundRun:
         return int(self.keys.get("rounds", self.summary.get("rounds", 0)))
 
     @property
-    def diverged(self) -> bool:
-        return self.summary.get("status") == "diverged"
+    def non_finite(self) -> bool:
+        return self.summary.get("status") == "non_finite"
 
     @cached_property
     def metric(self) -> str:
@@ -181,8 +181,8 @@ def _read(path: Path, notes: Notes) -> FoundRun | None:
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
         status = summary["status"]
     except FileNotFoundError:
-        held = is_held(path, held_locks())
-        reason = "left out, still running" if held else "left out, stopped before its end (go on with --resume)"
+        locked = is_locked(path, locked_folders())
+        reason = "left out, still running" if locked else "left out, stopped before its end (go on with --resume)"
         rounds = f"{_lines(folder.rounds)} of {spec.get('rounds', '?')} rounds"
         if (path / "error.json").exists():
             reason, rounds = "left out, failed", f"{rounds}: {_error(path)}"
@@ -191,12 +191,12 @@ def _read(path: Path, notes: Notes) -> FoundRun | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         notes.add("left out, summary.json is damaged", f"{path} ({_first_line(error)})")
         return None
-    if status not in ("finished", "diverged"):
+    if status not in ("finished", "non_finite"):
         notes.add(f"left out, {status}", path)
         return None
     run = FoundRun(path, spec, summary)
-    if run.diverged:
-        where = summary.get("diverged", {})
+    if run.non_finite:
+        where = summary.get("non_finite", {})
         notes.add(
             "diverged; counted as a run that did not reach the target", f"{path} (round {where.get('round', '?')})"
         )
@@ -210,7 +210,7 @@ def _one_of_each(runs: Iterable[FoundRun], notes: Notes) -> list[FoundRun]:
         same[run.decides].append(run)
     kept = []
     for copies in same.values():
-        copies.sort(key=lambda run: (not run.diverged, run.folder.summary.stat().st_mtime_ns))
+        copies.sort(key=lambda run: (not run.non_finite, run.folder.summary.stat().st_mtime_ns))
         kept.append(copies[-1])
         for copy in copies[:-1]:
             notes.add("left out, the same run is there again and newer", f"{copy.path} (kept {copies[-1].path})")

@@ -11,7 +11,7 @@ from typing import Any
 from feda2l.algorithms import ALGORITHMS
 from feda2l.errors import FedA2LError
 from feda2l.rates import RULES
-from feda2l.report.find_runs import NO_MATTER, FoundRun, Notes, flatten
+from feda2l.report.find_runs import IRRELEVANT, FoundRun, Notes, flatten
 from feda2l.spec.spec import Spec
 
 # keys that others often depend on come first: a key that tells no two runs apart after these has no column
@@ -31,7 +31,7 @@ APART = ("data.name", "evaluation.target", "evaluation.on", "evaluation.smoothin
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyRuns:
     """Runs that belong together, and what their study's [report] asks for."""
 
     name: str
@@ -40,7 +40,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """The keys of each direction; a table is for runs that differ in nothing but rows, columns and blocks."""
 
     rows: tuple[str, ...]
@@ -49,7 +49,7 @@ class Layout:
     tables: tuple[str, ...]
 
 
-def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[Study]:
+def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[StudyRuns]:
     """Runs by the study whose folder they lie in; those of one study in several folders are one."""
     ends = {folder.resolve().parent for folder in top}
     groups: dict[str, list[FoundRun]] = defaultdict(list)
@@ -59,10 +59,10 @@ def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[Study]:
         name, own = above(run.path.resolve().parent)
         groups[name].append(run)
         wishes.setdefault(name, own)
-    return [Study(name, own, wishes[name]) for name, own in groups.items()]
+    return [StudyRuns(name, own, wishes[name]) for name, own in groups.items()]
 
 
-def lay_out(runs: Sequence[FoundRun], wishes: Mapping[str, Any], notes: Notes) -> Layout:
+def lay_out(runs: Sequence[FoundRun], wishes: Mapping[str, Any], notes: Notes) -> TableLayout:
     """Rows and columns as the study wishes them; else rate rules down, algorithms in blocks, the rest across."""
     rows, columns = _wished(wishes, "rows"), _wished(wishes, "columns")
     left = _without(varying_keys(runs, notes), *rows, *columns)
@@ -71,7 +71,7 @@ def lay_out(runs: Sequence[FoundRun], wishes: Mapping[str, Any], notes: Notes) -
         left = _without(left, *rows)
     rest = _without(left, *APART)
     blocks = rest if columns else _starting("algorithm.", rest)
-    return Layout(rows, columns or _without(rest, *blocks), blocks, _without(left, *rest))
+    return TableLayout(rows, columns or _without(rest, *blocks), blocks, _without(left, *rest))
 
 
 def _without(keys: Iterable[str], *others: str) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
     """The keys in which runs differ; a key that follows from others (a rule's parameters) is none of its own."""
     every = set[str]().union(*(run.keys for run in runs))
     # a control is paired with the run of its own seed, so that key differs with the seed and says no more
-    ignored = {"seed", "name", "rates.paired", "runtime.checkpoint_seconds", *NO_MATTER}
+    ignored = {"seed", "name", "rates.paired", "runtime.checkpoint_seconds", *IRRELEVANT}
     pairs = {(run.seed, run.keys.get("data.partition_seed")) for run in runs}
     if len(pairs) == len(dict(pairs)):  # one partition seed for each seed
         ignored.add("data.partition_seed")

@@ -122,7 +122,11 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[st
         heat: dict[str, Any] | str = "no room left in the page; make a report of this run's folder alone"
         if room > 0:
             heat = heat_of(run)
-            room -= 0 if isinstance(heat, str) else sum(len(heat[name]["values"]) for name in ("rate", "sigma", "zeta"))
+            room -= (
+                0
+                if isinstance(heat, str)
+                else sum(len(heat[name]["values"]) for name in ("rate", "divergence", "stability"))
+            )
         else:
             crowded += 1
         shown[number] = {
@@ -155,7 +159,7 @@ def heat_of(run: FoundRun) -> dict[str, Any] | str:
         .filter(polars.col("node") < NODES)
         .with_columns(((polars.col("round") - 1) // width).alias("bin"))
         .group_by("node", "layer", "bin")
-        .agg(polars.col("rate", "sigma", "zeta").mean())
+        .agg(polars.col("rate", "divergence", "stability").mean())
         .join(places.lazy(), on="layer")
         .collect()
     )
@@ -173,7 +177,7 @@ def heat_of(run: FoundRun) -> dict[str, Any] | str:
         "of": int(frame["node"].max()) + 1,  # type: ignore[arg-type]
         "width": width,
         "bins": bins,
-        **{name: own(name) for name in ("rate", "sigma", "zeta")},
+        **{name: own(name) for name in ("rate", "divergence", "stability")},
     }
 
 

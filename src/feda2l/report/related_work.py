@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from feda2l.report.paper_numbers import rows_of
-from feda2l.report.sheets import Entry, Sheet
+from feda2l.report.sheets import Sheet, SheetEntry
 
 
 class Ours(NamedTuple):
@@ -45,7 +45,9 @@ def related_work() -> Sheet:
         theirs = [row[question] for question in ("layer_wise_lr", "dynamic_per_round", "server_free", "no_extra_comm")]
         own = [{True: "yes", False: "no"}[answer] for answer in (ours.layer_wise, ours.every_round, ours.server_free)]
         answers = map(" / ".join, zip(theirs, [*own, ours.no_extra_message], strict=True))
-        rows.append([Entry(text) for text in (row["method"], ours.name, *answers, row["signal_source"], ours.signal)])
+        rows.append(
+            [SheetEntry(text) for text in (row["method"], ours.name, *answers, row["signal_source"], ours.signal)]
+        )
     notes = [
         "The paper's answer for the original / what the version here does: it has no server, so what a server sees "
         "is taken from the node's own neighbourhood. FLARE and FLAYER are our readings (see `feda2l list`).",

@@ -12,7 +12,7 @@ from feda2l.rates import RULES
 from feda2l.rates.base import Role
 from feda2l.report.curves import mean_curve
 from feda2l.report.find_runs import FoundRun, Notes
-from feda2l.report.layout import Layout, Study, label, lay_out, order, usual_values
+from feda2l.report.layout import StudyRuns, TableLayout, label, lay_out, order, usual_values
 from feda2l.report.metrics import RoundsToTarget, rounds_over_seeds
 from feda2l.report.paper_numbers import PaperNumber, paper_number
 from feda2l.report.run_figures import Figures, first_rounds, smooth
@@ -47,13 +47,13 @@ class Cell:
         return min(figures.run.rounds for figures in self.seeds)
 
     @property
-    def diverged(self) -> int:
-        return sum(figures.run.diverged for figures in self.seeds)
+    def non_finite(self) -> int:
+        return sum(figures.run.non_finite for figures in self.seeds)
 
     @cached_property
     def sound(self) -> list[Figures]:
         """The seeds that did not diverge; where all did, all."""
-        return [figures for figures in self.seeds if not figures.run.diverged] or self.seeds
+        return [figures for figures in self.seeds if not figures.run.non_finite] or self.seeds
 
     @cached_property
     def reach(self) -> RoundsToTarget:
@@ -73,7 +73,7 @@ class Cell:
         A mean of curves of which one broke off is none.
         """
         run = self.example.run
-        if run.target is None or self.diverged:
+        if run.target is None or self.non_finite:
             return None
         mean = mean_curve([figures.curve.score for figures in self.seeds])
         return first_rounds(smooth(mean, run.window), [run.target], falls=run.falls)[0]
@@ -189,7 +189,7 @@ class ResultTable:
 
     title: str
     study: str
-    layout: Layout
+    layout: TableLayout
     contests: list[Contest]
 
     @property
@@ -239,7 +239,9 @@ class ResultTable:
         return count
 
 
-def tables_of(study: Study, figures: Mapping[Path, Figures], notes: Notes, *, paper: bool = True) -> list[ResultTable]:
+def tables_of(
+    study: StudyRuns, figures: Mapping[Path, Figures], notes: Notes, *, paper: bool = True
+) -> list[ResultTable]:
     """The study's tables; runs with different data or targets share one only if the study says so."""
     runs = [run for run in study.runs if run.path in figures]
     if not runs:

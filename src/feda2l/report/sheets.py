@@ -25,7 +25,7 @@ GRID_SHOWN = 7
 TESTS_SHOWN = 8
 
 
-class Entry(NamedTuple):
+class SheetEntry(NamedTuple):
     """One cell: place 1 is printed bold, place 2 underlined."""
 
     text: str
@@ -38,7 +38,7 @@ class Sheet:
 
     title: str
     header: list[str]
-    rows: list[list[Entry]]
+    rows: list[list[SheetEntry]]
     notes: list[str] = field(default_factory=list)
 
 
@@ -56,7 +56,7 @@ def rounds_sheet(table: ResultTable) -> Sheet:
     for column in table.columns:
         name = _column_title(table, column)
         header += [name, f"{name}: the paper"][: 1 + (column in paper)]
-    rows: list[list[Entry]] = []
+    rows: list[list[SheetEntry]] = []
     for block in table.blocks:
         rows += _block_rows(table, block, _rounds_entries, paper)
         rows += _improvement_rows(table, block, paper)
@@ -66,12 +66,12 @@ def rounds_sheet(table: ResultTable) -> Sheet:
 def scores_sheet(table: ResultTable) -> Sheet:
     """The best score of each method, mean and spread over seeds."""
 
-    def entries(found: Found) -> list[Entry]:
+    def entries(found: Found) -> list[SheetEntry]:
         if found is None:
-            return [Entry("")]
+            return [SheetEntry("")]
         contest, cell = found
         text = score_words(cell.over_seeds("best"), table.metric)
-        return [Entry(text or f"diverged ({cell.diverged}/{len(cell.seeds)})", contest.best_place(cell))]
+        return [SheetEntry(text or f"diverged ({cell.non_finite}/{len(cell.seeds)})", contest.best_place(cell))]
 
     what = "Best accuracy, %" if table.metric == "accuracy" else f"Lowest test {table.metric.upper()}"
     header = [_row_title(table), *(table.metric if column == "all" else column for column in table.columns)]
@@ -86,12 +86,12 @@ def simulated_sheets(table: ResultTable) -> list[Sheet]:
         return []
     rows = []
     for contest, cell in table.cells:
-        first = Entry("no target" if cell.simulated else "no simulated time")
+        first = SheetEntry("no target" if cell.simulated else "no simulated time")
         if cell.simulated and contest.target is not None:
             in_all = max(figures.simulated_in_all or 0.0 for figures in cell.seeds)
-            first = Entry(rounds_words(cell.simulated, f"{in_all:.2f}", digits=2), contest.simulated_place(cell))
+            first = SheetEntry(rounds_words(cell.simulated, f"{in_all:.2f}", digits=2), contest.simulated_place(cell))
         rest = [seconds_words(cell.over_seeds(name), 2) for name in ("simulated_a_round", "simulated_in_all")]
-        rows.append([Entry(contest.where), Entry(cell.row), first, *map(Entry, rest)])
+        rows.append([SheetEntry(contest.where), SheetEntry(cell.row), first, *map(SheetEntry, rest)])
     header = ["setting", _row_title(table), "seconds to target", "seconds a round", "seconds in all"]
     notes = [
         "Simulated: what the rounds would have taken on the network of the spec ([network]); a round counts when its "
@@ -108,7 +108,7 @@ def time_sheets(table: ResultTable) -> list[Sheet]:
     for contest, cell in table.cells:
         minutes = [[value / 60 for value in cell.over_seeds(name)] for name in ("seconds", "seconds_with_evaluation")]
         theirs = "" if cell.paper is None or cell.paper.minutes is None else f"{cell.paper.minutes:.1f}"
-        rows.append([Entry(text) for text in (contest.where, cell.row, *map(seconds_words, minutes), theirs)])
+        rows.append([SheetEntry(text) for text in (contest.where, cell.row, *map(seconds_words, minutes), theirs)])
     header = ["setting", _row_title(table), "minutes", "minutes with evaluation", "the paper, minutes"]
     notes = ["Of the seeds that reached the target. The paper counts evaluation in, on an RTX 4090."]
     return [Sheet("Time to target", header, rows, notes)]
@@ -128,7 +128,7 @@ def details_sheet(table: ResultTable) -> Sheet:
         "constant rate over those of the method; seconds: train, mix and adapt, only of runs that had the machine to "
         "themselves.",
     ]
-    return Sheet("All figures", header, [[Entry(text) for text in row] for row in rows], notes)
+    return Sheet("All figures", header, [[SheetEntry(text) for text in row] for row in rows], notes)
 
 
 def grid_sheets(table: ResultTable) -> list[Sheet]:
@@ -141,7 +141,9 @@ def grid_sheets(table: ResultTable) -> list[Sheet]:
         if not targets:
             continue
         falls = contest.cells[0].example.run.falls
-        rows = [[Entry(cell.row), *(_grid_entry(cell.grid[target]) for target in targets)] for cell in contest.cells]
+        rows = [
+            [SheetEntry(cell.row), *(_grid_entry(cell.grid[target]) for target in targets)] for cell in contest.cells
+        ]
         header = [_row_title(table), *(f"{target:g}" if falls else f"{100 * target:g} %" for target in targets)]
         notes = ["Median over seeds; a seed that never came counts as later than all; -: not reached."]
         where = f": {contest.where}" if contest.where else ""
@@ -149,9 +151,9 @@ def grid_sheets(table: ResultTable) -> list[Sheet]:
     return sheets
 
 
-def _grid_entry(reach: RoundsToTarget) -> Entry:
+def _grid_entry(reach: RoundsToTarget) -> SheetEntry:
     text = "-" if reach.median is None else f"{reach.median:g}"
-    return Entry(text if reach.reached == reach.runs else f"{text} ({reach.reached}/{reach.runs})")
+    return SheetEntry(text if reach.reached == reach.runs else f"{text} ({reach.reached}/{reach.runs})")
 
 
 def shown_targets(contest: Contest) -> list[float]:
@@ -175,10 +177,10 @@ def _details(contest: Contest, cell: Cell, metric: str) -> list[str]:
             beyond_words(reach.median, cell.rounds),
             "" if reach.mean is None else f"{reach.mean:.1f}{spread}",
             "" if reach.population_std is None else f"{reach.population_std:.2f}",
-            "" if cell.diverged else beyond_words(cell.curve_averaged, cell.rounds),
+            "" if cell.non_finite else beyond_words(cell.curve_averaged, cell.rounds),
             speed_words(contest, cell),
         ]
-    rounds[0] += f", {cell.diverged} diverged" * (cell.diverged > 0)
+    rounds[0] += f", {cell.non_finite} diverged" * (cell.non_finite > 0)
     return [
         *rounds,
         *(score_words(cell.over_seeds(name), metric) for name in ("best", "best_smoothed", "last_10")),
@@ -193,39 +195,39 @@ def _told(table: ResultTable, block: str, column: str) -> list[str]:
 
 
 def _block_rows(
-    table: ResultTable, block: str, entries: Callable[[Found], list[Entry]], paper: Collection[str]
-) -> list[list[Entry]]:
+    table: ResultTable, block: str, entries: Callable[[Found], list[SheetEntry]], paper: Collection[str]
+) -> list[list[SheetEntry]]:
     """A row per method, ours and the `paper` columns' entries, below the name of the block where there are several."""
-    blank = [Entry("")] * (len(table.columns) + len(paper))
-    rows = [[Entry(block), *blank]] if len(table.blocks) > 1 else []
+    blank = [SheetEntry("")] * (len(table.columns) + len(paper))
+    rows = [[SheetEntry(block), *blank]] if len(table.blocks) > 1 else []
     for row in _rows_of(table, block):
-        rows.append([Entry(row)])
+        rows.append([SheetEntry(row)])
         for column in table.columns:
             rows[-1] += entries(table.placed.get((block, column, row)))[: 1 + (column in paper)]
     return rows
 
 
-def _rounds_entries(found: Found) -> list[Entry]:
+def _rounds_entries(found: Found) -> list[SheetEntry]:
     """Our rounds and the paper's."""
     if found is None:
-        return [Entry(""), Entry("")]
+        return [SheetEntry(""), SheetEntry("")]
     contest, cell = found
-    ours = Entry("no target")
+    ours = SheetEntry("no target")
     if contest.target is not None:
-        ours = Entry(rounds_words(cell.reach, cell.rounds), contest.place(cell))
-    return [ours, Entry(cell.paper.text if cell.paper else "")]
+        ours = SheetEntry(rounds_words(cell.reach, cell.rounds), contest.place(cell))
+    return [ours, SheetEntry(cell.paper.text if cell.paper else "")]
 
 
-def _improvement_rows(table: ResultTable, block: str, paper: set[str]) -> list[list[Entry]]:
+def _improvement_rows(table: ResultTable, block: str, paper: set[str]) -> list[list[SheetEntry]]:
     ours = list(dict.fromkeys(cell.row for c, cell in table.cells if c.block == block and cell.role == "ours"))
     rows = []
     for row, (kind, roles) in itertools.product(ours, RIVALS.items()):
         name = "Improv." + f" of {row}" * (len(ours) > 1) + " on controls" * (kind == "control")
         texts = [_improvement_words(table.placed.get((block, column, row)), roles) for column in table.columns]
         if texts.count(None) < len(texts):
-            rows.append([Entry(name)])
+            rows.append([SheetEntry(name)])
             for column, text in zip(table.columns, texts, strict=True):
-                rows[-1] += [Entry(text or ""), Entry("")][: 1 + (column in paper)]
+                rows[-1] += [SheetEntry(text or ""), SheetEntry("")][: 1 + (column in paper)]
     return rows
 
 

@@ -22,7 +22,7 @@ def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rou
     for name, summaries in runs.items():
         finished = [summary for summary in summaries if summary["status"] == "finished"]
         if not finished:
-            table.add_row(name, "diverged")
+            table.add_row(name, "non_finite")
             continue
         reach = rounds_over_seeds([summary["target"]["round"] for summary in finished])
         best = [100 * summary["accuracy"]["best"] for summary in finished]

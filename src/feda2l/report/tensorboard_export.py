@@ -37,9 +37,11 @@ def _by_round(figures: Figures) -> dict[int, dict[str, float]]:
             found.setdefault(int(at) + 1, {})[tag] = float(values[at])
     layers = read_layers(run)
     if layers is not None:
-        means = layers.group_by("layer", "round", maintain_order=True).agg(polars.col("rate", "sigma", "zeta").mean())
+        means = layers.group_by("layer", "round", maintain_order=True).agg(
+            polars.col("rate", "divergence", "stability").mean()
+        )
         for layer, number, rate, sigma, zeta in means.iter_rows():
-            for tag, value in (("rate", rate), ("sigma", sigma), ("zeta", zeta)):
+            for tag, value in (("rate", rate), ("divergence", sigma), ("stability", zeta)):
                 if value is not None:
                     found.setdefault(number, {})[f"{tag}/{layer}"] = value
     return found

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from feda2l.report.results import Cell, Contest, ResultTable
-from feda2l.report.sheets import Entry, Sheet, sheets_of
+from feda2l.report.sheets import Sheet, SheetEntry, sheets_of
 from feda2l.report.words import setting_of
 
 ESCAPES = {
@@ -81,7 +81,7 @@ def _csv_line(table: ResultTable, contest: Contest, cell: Cell) -> dict[str, obj
         "target": contest.target,
         "rounds": cell.rounds,
         "runs": reach.runs,
-        "diverged": cell.diverged,
+        "non_finite": cell.non_finite,
         "reached": reach.reached,
         "median": reach.median if reach.median or contest.target is None else f"> {cell.rounds}",
         "mean": reach.mean,
@@ -130,7 +130,7 @@ def _line(texts: Sequence[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 
-def _mark(entry: Entry) -> str:
+def _mark(entry: SheetEntry) -> str:
     return {1: f"**{entry.text}**", 2: f"<u>{entry.text}</u>"}.get(entry.place or 0, entry.text)
 
 
@@ -153,7 +153,7 @@ def _sheet_latex(sheet: Sheet, caption: str) -> str:
     )
 
 
-def _latex_entry(entry: Entry) -> str:
+def _latex_entry(entry: SheetEntry) -> str:
     text = escape(entry.text)
     return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(entry.place or 0, text)
 

@@ -17,16 +17,18 @@ class Adapted(NamedTuple):
 
     rate: Row  # that the round trained with
     multiplier: Row
-    sigma: Row
-    zeta: Row
+    divergence: Row
+    stability: Row
     least: float | None  # multiplier
     largest: float | None
     change: float | None  # the largest of a multiplier
 
 
-def first_non_finite(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], sigma: Tensor) -> NonFinite | None:
+def first_non_finite(
+    run: LiveRun, nodes: Sequence[int], losses: Sequence[float], divergence: Tensor
+) -> NonFinite | None:
     """The first node and layer, by id, whose training became infinite or not a number."""
-    layers, finite = run.plan.layers, sigma[list(nodes)].isfinite() & torch.tensor(losses).isfinite().unsqueeze(1)
+    layers, finite = run.plan.layers, divergence[list(nodes)].isfinite() & torch.tensor(losses).isfinite().unsqueeze(1)
     broken = (~finite).nonzero()
     place = None
     if len(broken):
@@ -65,6 +67,6 @@ def adapt(run: LiveRun, nodes: Sequence[int], signals: Signals, *, jumped: bool)
         if node not in acting
         else own
         if node in observing
-        else own._replace(zeta=unknown)
+        else own._replace(stability=unknown)
         for node, own in enumerate(adapted)
     ]

@@ -62,19 +62,19 @@ def _of_each(run: LiveRun, nodes: Sequence[int], hook: Callable[[Neighbourhood],
     Nodes that receive the same from the same state have the same value: on a full graph one computes it for all.
     """
     state = run.state
-    notes = [values.nan_to_num(nan=-torch.inf) for values in state.notes.values()]  # NaN equals nothing
-    same = first_equal([state.base, *notes])
+    small_state = [values.nan_to_num(nan=-torch.inf) for values in state.small_state.values()]  # NaN equals nothing
+    same = first_equal([state.base, *small_state])
     seen: dict[tuple[int, tuple[int, ...]], int] = {}
     values: dict[int, Tensor] = {}
     for near in run.exchange.received(nodes):
         node = near.node
         twin = seen.setdefault((same[node], near.ids), node)
         if twin != node:
-            for kept in state.notes.values():
+            for kept in state.small_state.values():
                 kept[node] = kept[twin]
             values[node] = values[twin]
             continue
-        own = {name: kept[node] for name, kept in state.notes.items()}
+        own = {name: kept[node] for name, kept in state.small_state.items()}
         movement = run.all_reductions.movement
         values[node] = hook(
             Neighbourhood(

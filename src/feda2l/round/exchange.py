@@ -33,7 +33,7 @@ class Received(NamedTuple):
 class MessageCounts(NamedTuple):
     """Messages of a round, by node; None for an absent one."""
 
-    heard: list[int | None]  # of how many other nodes it took the message
+    received: list[int | None]  # of how many other nodes it took the message
     rejected: list[int | None]  # how many it refused
 
 

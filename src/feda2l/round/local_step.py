@@ -10,7 +10,7 @@ from feda2l.algorithms.base import Algorithm
 Views = Callable[[Tensor], list[Tensor]]
 
 
-class Local:
+class LocalStep:
     """An algorithm's part in the steps of some rows, over their flat states [..., width].
 
     `views` splits such a state into the model's tensors. What a step hands on keeps its place in memory, so a step can
@@ -18,31 +18,33 @@ class Local:
     """
 
     def __init__(
-        self, algorithm: Algorithm, values: Tensor, base: Tensor, memory: Mapping[str, Tensor], views: Views
+        self, algorithm: Algorithm, values: Tensor, base: Tensor, state: Mapping[str, Tensor], views: Views
     ) -> None:
-        self.algorithm, self.values, self.base, self.memory = algorithm, values, base, memory
+        self.algorithm, self.values, self.base, self.state = algorithm, values, base, state
         self.direction = torch.zeros_like(values)
         self.parts = views(self.direction)
-        self.climbed = torch.zeros_like(values) if algorithm.ascent else None
-        self.steers = algorithm.overrides("gradient")
+        self.perturbed = torch.zeros_like(values) if algorithm.ascent else None
+        self.modifies_gradient = algorithm.overrides("gradient")
 
-    def direct(self, gradients: Sequence[Tensor], again: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+    def modified_gradients(
+        self, gradients: Sequence[Tensor], again: Callable[[], Sequence[Tensor]]
+    ) -> Sequence[Tensor]:
         """What the optimiser is given, from the gradients at x; `again` gives those at the `climbed` point."""
         with torch.no_grad():
-            if self.climbed is not None:
+            if self.perturbed is not None:
                 self._collect(gradients)
                 norm = torch.linalg.vector_norm(self.direction, dim=-1, keepdim=True)
                 step = self.direction.mul_(self.algorithm.ascent / (norm + 1e-12))
-                torch.add(self.values, step, out=self.climbed)
-        if self.climbed is not None:
+                torch.add(self.values, step, out=self.perturbed)
+        if self.perturbed is not None:
             gradients = again()
-        if not self.steers:
+        if not self.modifies_gradient:
             return gradients
         with torch.no_grad():
             self._collect(gradients)
-            steered = self.algorithm.gradient(self.direction, self.values, self.base, self.memory)
-            if steered is not self.direction:
-                self.direction.copy_(steered)
+            modified = self.algorithm.gradient(self.direction, self.values, self.base, self.state)
+            if modified is not self.direction:
+                self.direction.copy_(modified)
         return self.parts
 
     def _collect(self, gradients: Sequence[Tensor]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from feda2l.round.layout import Layout
 
 CPU = torch.device("cpu")
-MEMORY = {"sgd": ("momentum",), "adam": ("first", "second"), "adamw": ("first", "second")}
+OPTIMIZER_STATE = {"sgd": ("momentum",), "adam": ("first", "second"), "adamw": ("first", "second")}
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -48,8 +48,8 @@ class Population:
         width = self.layout.width
         self.base = zeros(rows, width)
         self.trained = zeros(rows, width)
-        self.memory = {name: zeros(rows, width) for name in MEMORY[optimizer]}
-        self.state = {name: zeros(rows, width) for name in state}
+        self.optimizer_state = {name: zeros(rows, width) for name in OPTIMIZER_STATE[optimizer]}
+        self.algorithm_state = {name: zeros(rows, width) for name in state}
         self.steps = zeros(rows, dtype=torch.float32)  # of Adam; a float because torch's fused kernel counts so
         self.mean = zeros(runs, width)
         buffers = list(model.named_buffers())

@@ -49,8 +49,8 @@ def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], ada
             "disagreement": disagreement.tolist(),
             "rate": [own.rate for own in layers],
             "multiplier": [own.multiplier for own in layers],
-            "sigma": [own.sigma for own in layers],
-            "zeta": [own.zeta for own in layers],
+            "divergence": [own.divergence for own in layers],
+            "stability": [own.stability for own in layers],
         },
     }
     if clock is None:
@@ -64,7 +64,7 @@ def _node_columns(run: LiveRun, losses: list[float | None], sent: list[int]) -> 
     if clock is not None:
         columns["simulated_seconds"] = clock.now.tolist()
     if counts is not None:
-        columns["heard"], columns["rejected"] = counts
+        columns["received"], columns["rejected"] = counts
     return columns
 
 

@@ -55,9 +55,9 @@ def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
         # sigma and zeta are lines 8 to 10; sigma is measured before aggregation, which writes A over B
         sigma = run.reductions.divergence(state.base, state.trained)
         movement = run.reductions.movement(state.base, state.trained) if run.plan.rule.measure.movement else None
-        run.diverged = first_non_finite(run, nodes, loss, sigma)
+        run.non_finite = first_non_finite(run, nodes, loss, sigma)
         adapting = lap()
-        if run.diverged:
+        if run.non_finite:
             completed.append(Completed(run, None, {"train": training}))
             continue
         jumped = not aggregate(run, nodes)  # lines 5 to 7: T -> A

@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from feda2l.algorithms import Algorithm, Own
+from feda2l.algorithms import Algorithm, NodeStates
 from feda2l.data.samples import Samples
 from feda2l.layers import Layer
-from feda2l.rates.base import Measure, Rates, Rule, Setting
+from feda2l.rates.base import Rates, Rule, Setting, SignalSettings
 from feda2l.round.collectives import Collectives, OneProcess
 from feda2l.round.exchange import OPTIMIZER, STATISTICS, Exchange, Rows
 from feda2l.round.population import Population, is_batch_count
@@ -23,7 +23,7 @@ ERRORS = ("mse", "mae")  # of a sample: the mean over its numbers of squared and
 
 
 @dataclass(frozen=True)
-class Member:
+class RunData:
     """What an engine needs to know of one run of the pack: its training, its nodes' samples, its test set."""
 
     training: Training
@@ -61,7 +61,7 @@ class RunPlan:
 
     name: str
     rounds: int
-    member: Member
+    member: RunData
     layers: list[Layer]
     mixing: Mixing
     rule: Rule
@@ -114,8 +114,8 @@ class RunState:
     population: Population
     rows: slice
     rates: Rates
-    notes: dict[str, Tensor]  # the algorithm's small state, by name
-    remembered: tuple[str, ...]  # names of the algorithm's parameter-shaped state
+    small_state: dict[str, Tensor]  # the algorithm's small state, by name
+    algorithm_state_names: tuple[str, ...]  # names of the algorithm's parameter-shaped state
     round: int = 0  # completed rounds
 
     @property
@@ -131,14 +131,14 @@ class RunState:
         return self.population.steps[self.rows]
 
     @property
-    def memory(self) -> dict[str, Tensor]:
+    def optimizer_state(self) -> dict[str, Tensor]:
         """The optimizer's state."""
-        return {kind: values[self.rows] for kind, values in self.population.memory.items()}
+        return {kind: values[self.rows] for kind, values in self.population.optimizer_state.items()}
 
     @property
-    def algorithm(self) -> dict[str, Tensor]:
+    def algorithm_state(self) -> dict[str, Tensor]:
         """The algorithm's parameter-shaped state."""
-        return {name: self.population.state[name][self.rows] for name in self.remembered}
+        return {name: self.population.algorithm_state[name][self.rows] for name in self.algorithm_state_names}
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -152,14 +152,14 @@ class RunState:
         return [self.base, *(values for name, values in self.buffers.items() if not is_batch_count(name))]
 
     def reset_optimizer(self) -> None:
-        for memory in self.memory.values():
-            memory.zero_()
+        for optimizer_state in self.optimizer_state.values():
+            optimizer_state.zero_()
         self.steps.zero_()  # Adam corrects its averages by their age
 
     def mixed(self) -> list[Tensor]:
         """Everything that aggregation may change."""
-        matrices = [self.base, self.steps, *self.memory.values(), *self.buffers.values()]
-        return [*matrices, *self.algorithm.values(), *self.notes.values()]
+        matrices = [self.base, self.steps, *self.optimizer_state.values(), *self.buffers.values()]
+        return [*matrices, *self.algorithm_state.values(), *self.small_state.values()]
 
 
 class NonFinite(NamedTuple):
@@ -198,7 +198,7 @@ class LiveRun:
         self.collectives: Collectives = OneProcess() if collectives is None else collectives
         self.rates = exchange.start_rates(plan.rule, plan.setting)  # at their start: a rule that does not fit raises
         self.start = self.number = 0  # the first row, and the number in the pack
-        self.diverged: NonFinite | None = None
+        self.non_finite: NonFinite | None = None
         self.class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
         self.compared = ModelComparison([], agreed=False)
 
@@ -211,12 +211,12 @@ class LiveRun:
             population,
             slice(start, start + plan.nodes),
             self.rates,
-            plan.algorithm.note(shares, plan.network, len(plan.layers)),
-            plan.algorithm.memory,
+            plan.algorithm.small_state(shares, plan.network, len(plan.layers)),
+            plan.algorithm.state,
         )
         self.reductions = LayerReductions(layout, plan.layers, plan.rule.measure, device)
         # the disagreement is over all parameters, whatever the rule measures
-        self.all_reductions = LayerReductions(layout, plan.layers, Measure(), device)
+        self.all_reductions = LayerReductions(layout, plan.layers, SignalSettings(), device)
         self.slots = layout.layer_of_slots(plan.layers)  # the layer of each tensor
         self.parameter_columns = layout.columns().to(device)  # those that are not padding
         self.exchange.join(self.plan, self.state)
@@ -228,7 +228,7 @@ class LiveRun:
 
     @property
     def active(self) -> bool:
-        return self.diverged is None and self.state.round < self.plan.rounds
+        return self.non_finite is None and self.state.round < self.plan.rounds
 
     @property
     def present(self) -> Sequence[int]:
@@ -245,8 +245,10 @@ class LiveRun:
         """How many bytes a node sends to each neighbour every time the round mixes."""
         plan, population = self.plan, self.state.population
         parameters, width = population.layout.parameters, population.layout.width
-        memory = plan.momentum_state == "average" and (plan.momentum > 0 or len(population.memory) > 1)
-        beside = parameters * len(population.memory) * memory
+        optimizer_state = plan.momentum_state == "average" and (
+            plan.momentum > 0 or len(population.optimizer_state) > 1
+        )
+        beside = parameters * len(population.optimizer_state) * optimizer_state
         if plan.buffers == "average":
             beside += sum(population.buffers[name][0].numel() for name in plan.averaged)
         return plan.algorithm.message_bytes(parameters, width) + 4 * beside
@@ -271,17 +273,17 @@ class LiveRun:
             for node in nodes
         ]
 
-    def view(self, nodes: Sequence[int]) -> Own:
+    def view(self, nodes: Sequence[int]) -> NodeStates:
         """What the nodes know of themselves, for the algorithm's hooks."""
         state, plan, layout = self.state, self.plan, self.state.population.layout
-        return Own(
+        return NodeStates(
             state.round + 1,
             plan.member.training.seed,
             plan.ids,
             state.base,
             state.trained,
-            state.algorithm,
-            state.notes,
+            state.algorithm_state,
+            state.small_state,
             state.rates.rates,
             torch.tensor(plan.steps, dtype=torch.float64),
             self.momentum(nodes),
@@ -295,7 +297,7 @@ class LiveRun:
         plan, state = self.plan, self.state
         beside: Rows = {}
         if plan.momentum_state == "average":
-            beside |= {f"{OPTIMIZER}{kind}": values for kind, values in state.memory.items()}
+            beside |= {f"{OPTIMIZER}{kind}": values for kind, values in state.optimizer_state.items()}
         return beside | self.statistics()
 
     def statistics(self) -> Rows:

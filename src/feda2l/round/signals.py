@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from feda2l.layers import Layer
-from feda2l.rates.base import Measure
+from feda2l.rates.base import SignalSettings
 from feda2l.round.layout import ALIGNMENT, Layout, Segment
 
 BLOCK = 1 << 20  # elements of a temporary: small enough for the cache, large enough for few calls
@@ -16,7 +16,7 @@ class LayerReductions:
     """Reductions over the columns of each layer, for any number of rows at once; a row's bits do not depend on it."""
 
     def __init__(
-        self, layout: Layout, layers: list[Layer], measure: Measure, device: torch.device | None = None
+        self, layout: Layout, layers: list[Layer], measure: SignalSettings, device: torch.device | None = None
     ) -> None:
         self.measure = measure
         self.segments = [

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from feda2l.algorithms import Algorithm, FedAvg
 from feda2l.data.samples import Samples
 from feda2l.randomness import derive_seed, torch_generator
-from feda2l.round.local_step import Local
+from feda2l.round.local_step import LocalStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Answer = Callable[[nn.Module, Tensor], Tensor]
+ForwardPass = Callable[[nn.Module, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -84,23 +84,23 @@ class Hyperparameters(NamedTuple):
     momentum: float
 
 
-class Node(NamedTuple):
+class NodeTraining(NamedTuple):
     """One node's model and state while it trains.
 
     `parameters` are the model's trainable tensors, `memory` the optimiser's state beside each (one list of tensors
     for SGD's momentum, two for Adam), `steps` the number of Adam steps so far. `local` is the algorithm's part, if it
-    has one, `shadow` a model at the point that it climbs to, `taught` the base model's outputs, a row a sample.
+    has one, `shadow` a model at the point that it climbs to, `base_outputs` the base model's outputs, a row a sample.
     `answer` gives a model's outputs for some inputs: by calling it, or `in_half`.
     """
 
     model: nn.Module
     parameters: Sequence[Tensor]
-    memory: Sequence[Sequence[Tensor]]
+    optimizer_state: Sequence[Sequence[Tensor]]
     steps: Tensor
-    local: Local | None = None
-    shadow: tuple[nn.Module, Sequence[Tensor]] | None = None
-    taught: Tensor | None = None
-    answer: Answer = nn.Module.__call__
+    local: LocalStep | None = None
+    perturbed_model: tuple[nn.Module, Sequence[Tensor]] | None = None
+    base_outputs: Tensor | None = None
+    forward_pass: ForwardPass = nn.Module.__call__
 
 
 def in_half(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def in_half(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def train_node(
-    own: Node, training: Training, batches: Sequence[Tensor], hyper: Hyperparameters, *, node: int, round: int
+    own: NodeTraining, training: Training, batches: Sequence[Tensor], hyper: Hyperparameters, *, node: int, round: int
 ) -> float:
     """Train one node in place and return its mean training loss."""
     # for dropout: draws depend on (seed, node, round), not on the order of the nodes
@@ -125,13 +125,13 @@ def train_node(
         if channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         targets = training.samples.targets(batch)
-        taught = None if own.taught is None else own.taught[batch]
-        loss = objective(training, own.answer(model, inputs), targets, taught)
+        base_outputs = None if own.base_outputs is None else own.base_outputs[batch]
+        loss = objective(training, own.forward_pass(model, inputs), targets, base_outputs)
         gradients: Sequence[Tensor] = gradients_of(loss, parameters)
         losses[number] = loss.detach()
         if own.local is not None:
-            again = partial(_gradients_at, own, training, inputs, targets, taught)
-            gradients = own.local.direct(gradients, again)
+            again = partial(_gradients_at, own, training, inputs, targets, base_outputs)
+            gradients = own.local.modified_gradients(gradients, again)
         own.steps.add_(1)
         with torch.no_grad():
             for rate, members in groups:
@@ -139,7 +139,7 @@ def train_node(
                     training.optimizer,
                     [parameters[i] for i in members],
                     [in_memory_order(gradients[i], parameters[i]) for i in members],
-                    [[kind[i] for i in members] for kind in own.memory],
+                    [[kind[i] for i in members] for kind in own.optimizer_state],
                     own.steps,
                     rate,
                     hyper.momentum,
@@ -148,9 +148,9 @@ def train_node(
     return float(losses.double().mean())
 
 
-def objective(training: Training, outputs: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
+def objective(training: Training, outputs: Tensor, targets: Tensor, base_outputs: Tensor | None) -> Tensor:
     """What a node minimises: the task loss, and what its algorithm makes of it."""
-    return training.algorithm.loss(training.loss(outputs, targets), outputs, targets, taught)
+    return training.algorithm.loss(training.loss(outputs, targets), outputs, targets, base_outputs)
 
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -161,15 +161,15 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def _gradients_at(
-    own: Node,
+    own: NodeTraining,
     training: Training,
     inputs: Tensor,
     targets: Tensor,
-    taught: Tensor | None,
+    base_outputs: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    assert own.shadow is not None
-    model, parameters = own.shadow
-    return gradients_of(objective(training, own.answer(model, inputs), targets, taught), parameters)
+    assert own.perturbed_model is not None
+    model, parameters = own.perturbed_model
+    return gradients_of(objective(training, own.forward_pass(model, inputs), targets, base_outputs), parameters)
 
 
 def _equal_rates(rates: list[float]) -> list[tuple[float, list[int]]]:
@@ -191,7 +191,7 @@ def _update(
     optimizer: str,
     parameters: list[Tensor],
     gradients: list[Tensor],
-    memory: list[list[Tensor]],
+    optimizer_state: list[list[Tensor]],
     steps: Tensor,
     rate: float,
     momentum: float,
@@ -202,7 +202,7 @@ def _update(
         torch._fused_sgd_(
             parameters,
             gradients,
-            memory[0] if momentum else [],
+            optimizer_state[0] if momentum else [],
             weight_decay=weight_decay,
             momentum=momentum,
             lr=rate,
@@ -216,8 +216,8 @@ def _update(
     fused(
         parameters,
         gradients,
-        memory[0],
-        memory[1],
+        optimizer_state[0],
+        optimizer_state[1],
         [],
         [steps] * len(parameters),
         lr=rate,

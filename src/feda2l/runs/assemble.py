@@ -15,7 +15,7 @@ from feda2l.data.samples import Dataset
 from feda2l.engines.engine import Engine
 from feda2l.errors import FedA2LError
 from feda2l.faults.plan import FaultPlan
-from feda2l.faults.schedule import Schedule
+from feda2l.faults.schedule import PresenceSchedule
 from feda2l.imports import import_object
 from feda2l.layers import Layer, find_layers
 from feda2l.models import build
@@ -28,9 +28,9 @@ from feda2l.randomness import derive_seed
 from feda2l.rates import Setting
 from feda2l.round.exchange import Exchange
 from feda2l.round.population import Population, averaged_buffers
-from feda2l.round.run import LiveRun, Member, RunPlan
+from feda2l.round.run import LiveRun, RunData, RunPlan
 from feda2l.round.train import Loss, Training
-from feda2l.runs.assign_samples import count_nodes, deal, own_tests
+from feda2l.runs.assign_samples import assign_samples, count_nodes, own_tests
 from feda2l.runs.choose_engine import choose_engine
 from feda2l.runs.datasets import Loaded, data_key, default_model
 from feda2l.simulate.exchange import AllNodes, SomeNodes
@@ -55,7 +55,7 @@ class Assembled:
     participation: bool = False  # does only a share of the nodes take part in a round?
 
 
-class Place(NamedTuple):
+class NodeInNetwork(NamedTuple):
     """One node whose neighbours are elsewhere: its number in a network of so many, and its part of the data."""
 
     id: int
@@ -66,8 +66,8 @@ class Place(NamedTuple):
 def assemble(spec: Spec, data: Loaded) -> Assembled:
     """Everything a run of a whole network needs, or a clear error before any training starts."""
     spec, model, training = _resolve(spec, data)
-    shards, local = deal(spec, data.dataset)
-    member = Member(training, shards, local, data.test, data.dataset.classes, own_tests(spec, data.dataset))
+    shards, local = assign_samples(spec, data.dataset)
+    member = RunData(training, shards, local, data.test, data.dataset.classes, own_tests(spec, data.dataset))
     samples = [len(shard) for shard in shards]
     mixing = _mixing(spec, _graph(spec, spec.topology.name, len(shards)), samples)
     plan = _plan(spec, model, replace(member, ids=tuple(range(len(shards)))), mixing, len(shards))
@@ -81,21 +81,21 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
     attendance = faults or partly
     exchange: Exchange = AllNodes(mixing, plan.samples, clock)
     if attendance:  # a plan in which nothing fails leaves every byte as it is without one
-        schedule = Schedule(attendance, mixing, samples)
+        schedule = PresenceSchedule(attendance, mixing, samples)
         exchange = SomeNodes(schedule, plan.samples, clock, resting=not faults)
     live = LiveRun(plan, exchange)
     return Assembled(spec, live, model, data.dataset, data.device, faults, participation=partly is not None)
 
 
-def assemble_at(place: Place, spec: Spec, data: Loaded, exchange: Exchange) -> Assembled:
+def assemble_at(place: NodeInNetwork, spec: Spec, data: Loaded, exchange: Exchange) -> Assembled:
     """The same for one node whose neighbours are elsewhere, with the exchange that reaches them.
 
     Its weights depend on what its neighbours say, its faults and its time on its process: the exchange knows.
     """
     spec, model, training = _resolve(spec, data)
-    shards, local = deal(spec, data.dataset)
+    shards, local = assign_samples(spec, data.dataset)
     tests, part = own_tests(spec, data.dataset), slice(place.part, place.part + 1)
-    member = Member(
+    member = RunData(
         training, shards[part], local[part], data.test, data.dataset.classes, tests and tests[part], (place.id,)
     )
     mixing = build_mixing(_graph(spec, "isolated", 1), spec.topology.weights, [len(member.shards[0])])
@@ -107,7 +107,7 @@ def _resolve(spec: Spec, data: Loaded) -> tuple[Spec, nn.Module, Training]:
     """The spec with every default, the model with its start, and how it is trained; mistakes in them are found here."""
     dataset = data.dataset
     name = spec.model.name or default_model(spec.data, dataset)
-    shape = Shape.of(dataset)
+    shape = ModelShape.of(dataset)
     model = new_model(name, spec.seed, shape)
     start = fine_tuned(model, spec.model)
     spec = spec.resolved(
@@ -144,7 +144,7 @@ def _graph(spec: Spec, name: str, nodes: int) -> Topology:
     return build_topology(name, nodes, k=topology.k, p=topology.p, seed=topology.seed, file=topology.file)
 
 
-def _plan(spec: Spec, model: nn.Module, member: Member, mixing: Mixing, network: int) -> RunPlan:
+def _plan(spec: Spec, model: nn.Module, member: RunData, mixing: Mixing, network: int) -> RunPlan:
     layers = find_layers(model, spec.rates.granularity)
     steps = [member.training.steps(len(shard)) for shard in member.shards]
     return RunPlan(
@@ -169,7 +169,7 @@ def populate(runs: Sequence[Assembled]) -> Engine:
     """The engine that fits the model, over the pack's population with every row at its start."""
     first = runs[0]
     rows = sum(run.live.plan.nodes for run in runs)
-    state = sorted({name for run in runs for name in run.live.plan.algorithm.memory})
+    state = sorted({name for run in runs for name in run.live.plan.algorithm.state})
     optimizer = first.spec.training.optimizer
     population = Population(first.model, rows, len(runs), optimizer, state=state, device=first.device)
     start = 0
@@ -179,7 +179,7 @@ def populate(runs: Sequence[Assembled]) -> Engine:
         for node, id in enumerate(plan.ids):
             model = run.model
             if run.spec.model.init == "per_node" and id:
-                model = new_model(run.spec.model.name, run.spec.seed, Shape.of(run.dataset), node=id)
+                model = new_model(run.spec.model.name, run.spec.seed, ModelShape.of(run.dataset), node=id)
             population.place(start + node, model)
         start += plan.nodes
     return choose_engine(runs, population)
@@ -195,7 +195,7 @@ def pack_key(spec: Spec) -> tuple[Any, ...]:
     return data_key(spec.data), name, seed, tuned, spec.training.optimizer, *runtime.values()
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """What a model is built for: inputs, and classes or numbers to answer with."""
 
     input: tuple[int, ...]
@@ -203,7 +203,7 @@ class Shape(NamedTuple):
     horizon: int | None = None
 
     @classmethod
-    def of(cls, dataset: Dataset) -> "Shape":
+    def of(cls, dataset: Dataset) -> "ModelShape":
         if dataset.classes is not None:
             return cls(tuple(dataset.input), dataset.classes)
         numbers = dataset.train.targets(torch.tensor([0])).shape[1:]
@@ -214,7 +214,7 @@ class Shape(NamedTuple):
         return "mse" if self.classes is None else "cross_entropy"
 
 
-def new_model(name: str | None, seed: int, shape: Shape, *, node: int = 0) -> nn.Module:
+def new_model(name: str | None, seed: int, shape: ModelShape, *, node: int = 0) -> nn.Module:
     """The model with the initial values of a node; node 0's is the common start."""
     assert name is not None
     with BUILDING, torch.random.fork_rng(devices=[]):  # modules draw from the one generator of the process

@@ -14,7 +14,7 @@ from feda2l.spec.spec import Spec
 Parts = list[NDArray[np.int64]]
 
 
-def deal(spec: Spec, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
+def assign_samples(spec: Spec, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
     """The samples of each node: what it trains on, and the rest."""
     parts = partition_of(spec, dataset)
     size = spec.training.batch_size
@@ -69,7 +69,7 @@ def partition_of(spec: Spec, dataset: Dataset) -> Parts:
         derived = 1
     least = derived if data.min_size is None else data.min_size
     try:
-        return _dealt(spec, dataset, count_nodes(spec, dataset), least)
+        return _assigned(spec, dataset, count_nodes(spec, dataset), least)
     except FedA2LError as error:
         if data.min_size is not None or "min_size" not in str(error):
             raise
@@ -80,7 +80,7 @@ def partition_of(spec: Spec, dataset: Dataset) -> Parts:
         ) from error
 
 
-def _dealt(spec: Spec, dataset: Dataset, nodes: int, least: int) -> Parts:
+def _assigned(spec: Spec, dataset: Dataset, nodes: int, least: int) -> Parts:
     data, seed = spec.data, spec.data.partition_seed
     count = torch.arange(len(dataset.train))
     if data.partition == "natural":

@@ -10,7 +10,7 @@ from feda2l.records.round_timings import RoundTimings
 from feda2l.records.run_folder import RunFolder
 from feda2l.runs.datasets import Loaded, data_key, load_data
 from feda2l.runs.device import find_device
-from feda2l.runs.pack import Pack, Watch
+from feda2l.runs.pack import Pack, RunCallbacks
 from feda2l.runs.process_group import OutOfTime
 from feda2l.runs.rank_group import RankGroup
 from feda2l.spec.spec import Spec
@@ -56,7 +56,7 @@ def follow(ranks: Ranks, data: str | Path | None) -> list[Any]:
 
 def _pack(specs: list[Spec], load: Callable[[Spec], Loaded], group: RankGroup) -> Pack:
     try:
-        return Pack([(spec, NoFolder()) for spec in specs], load(specs[0]), False, Watch(progress=False), group)
+        return Pack([(spec, NoFolder()) for spec in specs], load(specs[0]), False, RunCallbacks(progress=False), group)
     except Exception as error:
         group.give_up(error)
         raise

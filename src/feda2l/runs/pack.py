@@ -17,11 +17,11 @@ from feda2l.records.round_record import NamedRecord, RoundRecord
 from feda2l.records.round_timings import round_timings
 from feda2l.records.run_folder import RunFolder
 from feda2l.round.layout import Layout
-from feda2l.round.population import MEMORY
+from feda2l.round.population import OPTIMIZER_STATE
 from feda2l.round.record import mean
 from feda2l.round.round import Completed
 from feda2l.round.run import LiveRun
-from feda2l.runs.assemble import Assembled, Shape, assemble, populate
+from feda2l.runs.assemble import Assembled, ModelShape, assemble, populate
 from feda2l.runs.datasets import Loaded
 from feda2l.runs.environment import environment
 from feda2l.runs.listed_files import check_same_files, copy_files
@@ -39,7 +39,7 @@ OnRound = Callable[[NamedRecord], None]
 
 
 @dataclass(frozen=True)
-class Watch:
+class RunCallbacks:
     """What the caller of a pack wants to hear of it, when it wants it to stop, and what it wants to keep."""
 
     on_round: OnRound | None = None
@@ -57,22 +57,29 @@ class Watch:
 
 
 def run_packed(
-    runs: list[tuple[Spec, RunFolder]], data: Loaded, *, resume: bool, watch: Watch, group: ProcessGroup | None = None
+    runs: list[tuple[Spec, RunFolder]],
+    data: Loaded,
+    *,
+    resume: bool,
+    callbacks: RunCallbacks,
+    group: ProcessGroup | None = None,
 ) -> list[RunFailed]:
     """Run as one pack; where that is more than the GPU's memory holds, as two of half the size, and so on."""
     try:
-        return Pack(runs, data, resume, watch, group or SingleProcess()).run()
+        return Pack(runs, data, resume, callbacks, group or SingleProcess()).run()
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         if len(runs) == 1:
             raise RunFailed(
                 f"{runs[0][0].name}: the run does not fit the GPU's memory ({error})", see="gpu-memory"
             ) from error
-    watch.tell(f"{len(runs)} runs do not fit the GPU's memory together: in two packs")
+    callbacks.tell(f"{len(runs)} runs do not fit the GPU's memory together: in two packs")
     middle = len(runs) // 2
     halves = (runs[:middle], runs[middle:])
     # what a run had done is in its folder, so each half goes on from there
-    return [failure for half in halves for failure in run_packed(half, data, resume=True, watch=watch, group=group)]
+    return [
+        failure for half in halves for failure in run_packed(half, data, resume=True, callbacks=callbacks, group=group)
+    ]
 
 
 class Pack:
@@ -83,13 +90,13 @@ class Pack:
         runs: list[tuple[Spec, RunFolder]],
         data: Loaded,
         resume: bool,
-        watch: Watch,
+        callbacks: RunCallbacks,
         group: ProcessGroup,
     ) -> None:
-        self.resume, self.watch, self.group = resume, watch, group
+        self.resume, self.callbacks, self.group = resume, callbacks, group
         self.members: list[tuple[Assembled, RunFolder]] = []
         self.specs: list[Spec] = []
-        self.notes: list[str] = []
+        self.messages: list[str] = []
         for spec, folder in runs:
             saved = saved_spec(folder) if resume else None
             spec = continued(spec, saved)
@@ -100,7 +107,7 @@ class Pack:
                 check_same_faults(assembled.faults, folder)
                 check_same_files(assembled.spec, folder)
                 if finished(folder, assembled.spec):
-                    self.notes.append(f"{folder.path}: already finished, nothing to do")
+                    self.messages.append(f"{folder.path}: already finished, nothing to do")
                     continue
             elif folder.occupied:
                 what = "not a run folder (it has no spec.toml);" if resume else "not empty; go on with --resume or"
@@ -124,7 +131,7 @@ class Pack:
             engine = self.group.together(lambda: self._populate(runs))
             for assembled, folder in self.members:
                 self.group.together(partial(self._begin, assembled, folder, engine.name))
-            with self.watch.observers.at_rest():
+            with self.callbacks.observers.at_rest():
                 engine.start(self.group.workers(runs[0].spec.runtime.workers))
             stack.callback(engine.close)
             stack.enter_context(self._observed())
@@ -146,15 +153,15 @@ class Pack:
 
     def _begin(self, assembled: Assembled, folder: RunFolder, engine: str) -> None:
         if self.group.restore(assembled.live, folder.checkpoint):
-            self.notes.append(f"{folder.path}: going on after round {assembled.live.state.round}")
+            self.messages.append(f"{folder.path}: going on after round {assembled.live.state.round}")
         elif self.resume:
-            self.notes.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
+            self.messages.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
         begin_folder(assembled, folder, engine=engine, pack=len(self.members), ranks=self.group.ranks)
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
         """Trackers hear of every run's beginning, and of an end that leaves it to be resumed."""
-        observers = self.watch.observers
+        observers = self.callbacks.observers
         for assembled, folder in self.members:
             observers.begin(assembled.spec, folder, assembled.live.state.round)
         try:
@@ -169,7 +176,7 @@ class Pack:
         for assembled, folder in self.members:
             run = assembled.live
             if run.plan.algorithm.rate_search and not run.state.round:
-                self.notes.append(f"{run.plan.name}: searching for the base rate")
+                self.messages.append(f"{run.plan.name}: searching for the base rate")
                 self._say()
                 with one_thread():
                     found = search(engine, run)
@@ -177,25 +184,25 @@ class Pack:
                 low, high = min(found["rates"]), max(found["rates"])
                 rates = f"{low:.3g}" if high < 1.02 * low else f"{low:.3g} to {high:.3g}"
                 cost = mean(found["epochs"]) / assembled.spec.training.epochs
-                self.notes.append(f"{run.plan.name}: base rate {rates}, found at the cost of {cost:.0f} rounds")
+                self.messages.append(f"{run.plan.name}: base rate {rates}, found at the cost of {cost:.0f} rounds")
 
     def _loop(self, loop: RoundLoop, stack: ExitStack) -> None:
         lead = max((assembled.live for assembled, _ in self.members), key=_rounds_left)
         title = lead.plan.name if len(self.members) == 1 else f"{len(self.members)} runs"
         progress = stack.enter_context(
-            RunProgress(title, lead.plan.rounds, lead.state.round, shown=self.watch.progress)
+            RunProgress(title, lead.plan.rounds, lead.state.round, shown=self.callbacks.progress)
         )
         self._say()
         every = min(assembled.spec.runtime.checkpoint_seconds for assembled, _ in self.members)
         saved, took = time.monotonic(), 0.0
-        say = self.watch.say or progress.say
+        say = self.callbacks.say or progress.say
         with _interruptions(say) as interrupted:
             for completed in loop.rounds():
                 for done in completed:
                     self._record(done)
                     if self.group.leads and done.record and done.run is lead:
                         progress.update(done.record, _mean_rate(done.record))
-                stop, over = interrupted(), self.watch.over()
+                stop, over = interrupted(), self.callbacks.over()
                 due = stop or over or time.monotonic() - saved >= time_between(every, took)
                 stop, over, due = self.group.decide(Decision(stop, over, due))
                 if due:
@@ -214,42 +221,42 @@ class Pack:
         folder = self.members[done.run.number][1]
         timing = round_timings(done.run.state.round, done.seconds, len(self.members))
         folder.append(done.record, timing)
-        self.watch.observers.round(folder, done.record, timing)
-        if self.watch.on_round:
-            self.watch.on_round({"name": done.run.plan.name, **done.record})
+        self.callbacks.observers.round(folder, done.record, timing)
+        if self.callbacks.on_round:
+            self.callbacks.on_round({"name": done.run.plan.name, **done.record})
 
     def _save(self) -> None:
         for assembled, folder in self.members:
             # a diverged run keeps the last checkpoint that was sound
-            if assembled.live.diverged is None and assembled.live.state.round:
+            if assembled.live.non_finite is None and assembled.live.state.round:
                 state = self.group.state(assembled.live)
                 if state is not None:
                     folder.sync()
                     write_checkpoint(state, folder.checkpoint)
 
     def _end(self, loop: RoundLoop) -> list[RunFailed]:
-        if self.group.decide(Decision(stop=False, over=False, save=self.watch.last_checkpoint)).save:
+        if self.group.decide(Decision(stop=False, over=False, save=self.callbacks.last_checkpoint)).save:
             self._save()
         failures = []
         for assembled, folder in self.members:
             run, searched = assembled.live, searched_rates(assembled.live)
             by_class = run.class_accuracy
-            if run.diverged is None and by_class is None:
+            if run.non_finite is None and by_class is None:
                 # the last round was evaluated, unless this process only came to write the summary
                 by_class = loop.evaluate(run).get("class_accuracy")
             if not self.group.leads:
                 continue
-            if run.diverged:
-                failures.append(RunFailed(why_diverged(run), see="diverged"))
+            if run.non_finite:
+                failures.append(RunFailed(why_non_finite(run), see="non_finite"))
             folder.sync()
             summary = write_summary(assembled, folder, by_class, searched, pack=len(self.members))
-            self.watch.observers.end(folder, summary)
+            self.callbacks.observers.end(folder, summary)
         return failures
 
     def _say(self) -> None:
-        for note in self.notes:
-            self.watch.tell(note)
-        self.notes = []
+        for note in self.messages:
+            self.callbacks.tell(note)
+        self.messages = []
 
 
 def time_between(every: float, took: float) -> float:
@@ -273,16 +280,16 @@ def check_memory(runs: list[Assembled]) -> None:
     if first.device.type == "cpu":
         return
     width = Layout.of(first.model).width
-    own = {name for run in runs for name in run.live.plan.algorithm.memory}
-    states = 2 + len(MEMORY[first.spec.training.optimizer]) + len(own)
+    own = {name for run in runs for name in run.live.plan.algorithm.state}
+    states = 2 + len(OPTIMIZER_STATE[first.spec.training.optimizer]) + len(own)
     need = sum(run.live.plan.nodes for run in runs) * width * (4 * states + 2) * 2
     free, _ = torch.cuda.mem_get_info(first.device)
     if need > free:
         raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
 
 
-def why_diverged(run: LiveRun) -> str:
-    where, rates = run.diverged, run.state.rates
+def why_non_finite(run: LiveRun) -> str:
+    where, rates = run.non_finite, run.state.rates
     assert where is not None
     return (
         f"{run.plan.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
@@ -302,7 +309,7 @@ def begin_folder(assembled: Assembled, folder: RunFolder, *, engine: str, pack: 
     if assembled.faults is not None:
         folder.write(folder.faults, assembled.faults.text.encode())
     copy_files(assembled.spec, folder)
-    device, shape = device_name(assembled.device), Shape.of(assembled.dataset)._asdict()
+    device, shape = device_name(assembled.device), ModelShape.of(assembled.dataset)._asdict()
     folder.write_json(folder.environment, environment(engine=engine, device=device, pack=pack, **more, **shape))
 
 

@@ -13,10 +13,10 @@ from feda2l.distributed.ranks import everywhere, here, leading
 from feda2l.errors import FedA2LError, RunFailed
 from feda2l.faults.plan import FaultPlan
 from feda2l.records.run_folder import RunFolder
-from feda2l.runs.assemble import Shape, fine_tuned, new_model, pack_key
+from feda2l.runs.assemble import ModelShape, fine_tuned, new_model, pack_key
 from feda2l.runs.datasets import Loaded, data_key, load_data
 from feda2l.runs.device import find_device
-from feda2l.runs.pack import OnRound, Watch, run_packed
+from feda2l.runs.pack import OnRound, RunCallbacks, run_packed
 from feda2l.runs.resume import flat
 from feda2l.runs.start_ranks import demand_out, demand_same, failed_elsewhere, group_here
 from feda2l.simulate.checkpoint import read_checkpoint
@@ -77,7 +77,7 @@ class Run:
         """One node's aggregated model, or the mean model of all nodes, from the last checkpoint."""
         state = self.state(node)
         facts = self._facts
-        shape = Shape(tuple(facts["input"]), facts["classes"], facts.get("horizon"))
+        shape = ModelShape(tuple(facts["input"]), facts["classes"], facts.get("horizon"))
         model = new_model(self.spec.model.name, self.spec.seed, shape)
         if self.spec.model.freeze or not all(parameter.requires_grad for parameter in model.parameters()):
             fine_tuned(model, self.spec.model)  # what was frozen is not in the checkpoint
@@ -181,8 +181,8 @@ def run(
                 raise failed_elsewhere()
             return runs[0] if single else runs
     with leading(ranks) as result, Observers(trackers) as observers:
-        watch = Watch(on_round, progress, observers=observers)
-        folders, failures = _run(wanted, out, single=single, resume=resume, data=data, watch=watch)
+        callbacks = RunCallbacks(on_round, progress, observers=observers)
+        folders, failures = _run(wanted, out, single=single, resume=resume, data=data, callbacks=callbacks)
         result.extend(folder.path for folder in folders)
     if failures and single:
         raise failures[0]
@@ -197,7 +197,7 @@ def _run(
     single: bool,
     resume: bool,
     data: str | Path | None,
-    watch: Watch,
+    callbacks: RunCallbacks,
 ) -> tuple[list[RunFolder], list[RunFailed]]:
     """Run specs, those that can together as one pack; their folders, and what failed."""
     folders = _folders(wanted, out, single=single, resume=resume)
@@ -215,7 +215,7 @@ def _run(
             if place not in loaded:
                 loaded[place] = Loaded.of(load_data(first.data, data), device)
         members = [(wanted[i], folders[i]) for i in numbers]
-        failures += run_packed(members, loaded[place], resume=resume, watch=watch, group=group)
+        failures += run_packed(members, loaded[place], resume=resume, callbacks=callbacks, group=group)
     return folders, failures
 
 

@@ -30,8 +30,8 @@ def searched_rates(run: LiveRun) -> Searched | None:
     """What the search before round 1 found, if the run's algorithm has one. To be called by all ranks together."""
     if run.plan.algorithm.rate_search is None:
         return None
-    notes = run.state.notes
-    return Searched(*(run.collectives.of_all(notes[name].tolist()) for name in ("found", "epochs")))
+    small_state = run.state.small_state
+    return Searched(*(run.collectives.of_all(small_state[name].tolist()) for name in ("found", "epochs")))
 
 
 def write_summary(
@@ -59,7 +59,7 @@ def summarise(assembled: Assembled, folder: RunFolder, searched: Searched | None
     alone = pack == 1 and all(timing.get("pack") == 1 for timing in timings)
     return {
         "name": spec.name,
-        "status": "finished" if run.diverged is None else "diverged",
+        "status": "finished" if run.non_finite is None else "non_finite",
         "rounds": len(records),
         "engine": json.loads(folder.environment.read_text())["engine"],
         "pack": pack,
@@ -116,8 +116,8 @@ def _absences(assembled: Assembled, records: Sequence[RoundRecord]) -> Section:
     """How many rounds nodes missed or spent alone, under a fault plan or with partial participation."""
     if not assembled.faults and not assembled.participation:
         return {}
-    heard = [count for record in records for count in record["nodes"]["heard"]]
-    missed = {"missed": heard.count(None), "alone": heard.count(0)}
+    received = [count for record in records for count in record["nodes"]["received"]]
+    missed = {"missed": received.count(None), "alone": received.count(0)}
     if not assembled.faults:
         return {"participation": missed}
     rejected = [count for record in records for count in record["nodes"]["rejected"] if count]
@@ -125,8 +125,8 @@ def _absences(assembled: Assembled, records: Sequence[RoundRecord]) -> Section:
 
 
 def _divergence(run: LiveRun) -> Section:
-    where = run.diverged
-    return {"diverged": {"round": where.round, "node": where.node, "layer": where.layer}} if where else {}
+    where = run.non_finite
+    return {"non_finite": {"round": where.round, "node": where.node, "layer": where.layer}} if where else {}
 
 
 def _target(

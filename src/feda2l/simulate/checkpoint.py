@@ -90,7 +90,7 @@ def load(run: LiveRun, state: dict[str, Tensor], path: Path) -> None:
             )
         values.copy_(state[name])
     if run.plan.algorithm.rate_search:
-        run.restart_rates(run.state.notes["found"].tolist())
+        run.restart_rates(run.state.small_state["found"].tolist())
     prefix = "rates."
     try:
         run.state.rates.load_state_dict(
@@ -106,13 +106,13 @@ def load(run: LiveRun, state: dict[str, Tensor], path: Path) -> None:
 def _views(run: LiveRun) -> Iterator[tuple[str, Tensor]]:
     """Every matrix of the run's state as named tensors, and what its exchange keeps."""
     state = run.state
-    matrices = {"model": state.base} | {f"optimizer.{kind}": rows for kind, rows in state.memory.items()}
-    matrices |= {f"algorithm.{name}": rows for name, rows in state.algorithm.items()}
+    matrices = {"model": state.base} | {f"optimizer.{kind}": rows for kind, rows in state.optimizer_state.items()}
+    matrices |= {f"algorithm.{name}": rows for name, rows in state.algorithm_state.items()}
     for kind, matrix in matrices.items():
         for slot in state.population.layout.slots:
             yield f"{kind}.{slot.name}", slot.view(matrix)
     yield "optimizer.steps", state.steps
-    for name, values in state.notes.items():
+    for name, values in state.small_state.items():
         yield f"algorithm.{name}", values
     for name, values in state.buffers.items():
         yield f"buffers.{name}", values

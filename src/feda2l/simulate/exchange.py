@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from feda2l.faults.schedule import Comeback, Schedule
+from feda2l.faults.schedule import Comeback, PresenceSchedule
 from feda2l.network import Clock
 from feda2l.rates.base import Rates, Rule, Setting
 from feda2l.rates.by_node import RatesByNode
@@ -106,7 +106,9 @@ class SomeNodes:
     With `resting` the models of absent nodes count as any other's: they rest, they did not fail.
     """
 
-    def __init__(self, schedule: Schedule, samples: Tensor, clock: Clock | None = None, *, resting: bool) -> None:
+    def __init__(
+        self, schedule: PresenceSchedule, samples: Tensor, clock: Clock | None = None, *, resting: bool
+    ) -> None:
         self.schedule, self.clock, self.resting = schedule, clock, resting
         self.published = Published(samples)
         self.received, self.reweigh, self.mix = self.published.received, self.published.reweigh, self.published.mix
@@ -169,7 +171,7 @@ class SomeNodes:
         def of_present(values: tuple[int, ...]) -> list[int | None]:
             return [value if node in present else None for node, value in enumerate(values)]
 
-        return MessageCounts(of_present(found.heard), of_present(found.rejected))
+        return MessageCounts(of_present(found.received), of_present(found.rejected))
 
     def kept(self) -> dict[str, Tensor]:
         named = {} if self.clock is None else {"clock": self.clock.now}

@@ -34,15 +34,15 @@ def search(engine: Engine, run: LiveRun) -> Found:
     own = _tried_by_all(engine, run, rate_search, [rate_search.draw(seed, id) for id in plan.ids])
     if run.exchange.clock is not None:
         run.exchange.clock.exchange(1, PAIR * rate_search.trials)
-    heard = {id: [trial for j in plan.mixing.row(id)[0] if j != id for trial in own[j]] for id in plan.ids}
-    shortlists = [rate_search.shortlist(own[id], heard[id], seed, id) for id in plan.ids]
+    received = {id: [trial for j in plan.mixing.row(id)[0] if j != id for trial in own[j]] for id in plan.ids}
+    shortlists = [rate_search.shortlist(own[id], received[id], seed, id) for id in plan.ids]
     tried = _tried_by_all(engine, run, rate_search, shortlists)
-    rates = run.collectives.of_all([rate_search.decide(own[id], heard[id], tried[id]) for id in plan.ids])
+    rates = run.collectives.of_all([rate_search.decide(own[id], received[id], tried[id]) for id in plan.ids])
     rates, exchanges = _agree(run, rates) if rate_search.consensus else (rates, 0)
     every = [[*first, *second] for first, second in zip(own, tried, strict=True)]
     epochs = [len(trials) * rate_search.eval_epochs for trials in every]
     for node, id in enumerate(plan.ids):
-        run.state.notes["found"][node], run.state.notes["epochs"][node] = rates[id], epochs[id]
+        run.state.small_state["found"][node], run.state.small_state["epochs"][node] = rates[id], epochs[id]
     run.restart_rates([rates[id] for id in plan.ids])
     return {
         "rates": rates,
@@ -70,7 +70,7 @@ def try_out(engine: Engine, run: LiveRun, rates: Sequence[Sequence[float]]) -> l
     The first rates of all nodes go together, then the second ones, and so on; nodes may have unequal numbers of them.
     """
     state, member, trials = run.state, run.plan.member, [list[Trial]() for _ in rates]
-    changed = [state.base, state.steps, *state.memory.values(), *state.buffers.values()]
+    changed = [state.base, state.steps, *state.optimizer_state.values(), *state.buffers.values()]
     start = [values.clone() for values in changed]
     for number in range(max(map(len, rates))):
         nodes = [node for node, own in enumerate(rates) if number < len(own)]

@@ -68,9 +68,14 @@ class Twins:
         if [job[2:] for job in jobs[one.number]] != [job[2:] for job in jobs[other.number]]:
             return False
         population = self.engine.population
-        state = population.base, population.steps, *population.memory.values(), *population.state.values()
+        state = (
+            population.base,
+            population.steps,
+            *population.optimizer_state.values(),
+            *population.algorithm_state.values(),
+        )
         # who asks its base model for advice asks it with its statistics
-        free = {} if one.plan.algorithm.teaches else self.left
+        free = {} if one.plan.algorithm.uses_base_outputs else self.left
         read = [values for name, values in population.buffers.items() if name not in free]
         return _equal(one, other, (*state, *read))
 
@@ -81,7 +86,12 @@ class Twins:
     def _follow(self, leading: Sequence[TrainJob], own: Sequence[TrainJob], apart: Mapping[str, Tensor]) -> None:
         population, members = self.engine.population, self.engine.members
         there, here = _rows(leading), _rows(own)
-        for matrix in (population.trained, population.steps, *population.memory.values(), *population.buffers.values()):
+        for matrix in (
+            population.trained,
+            population.steps,
+            *population.optimizer_state.values(),
+            *population.buffers.values(),
+        ):
             matrix[here] = matrix[there]
         shards = [members[job.run].shards[job.node] for job in own]
         steps = [members[job.run].training.steps(len(shard)) for job, shard in zip(own, shards, strict=True)]

@@ -23,7 +23,7 @@ from feda2l.spec.sections import (
     TopologySpec,
     TrainingSpec,
 )
-from feda2l.toml_files import Source, explain, read_toml, with_sets
+from feda2l.toml_files import TomlSource, explain, read_toml, with_sets
 
 
 class Spec(Section):
@@ -44,7 +44,7 @@ class Spec(Section):
     evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
     network: NetworkSpec | None = None
     runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
-    _source: Source = PrivateAttr(default_factory=Source)
+    _source: TomlSource = PrivateAttr(default_factory=TomlSource)
 
     @model_validator(mode="before")
     @classmethod
@@ -67,7 +67,7 @@ class Spec(Section):
     def parse(cls, values: Mapping[str, Any], source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
         """A spec from plain values and `key=value` overrides; every mistake in it is named at once."""
         values, given = with_sets(values, sets)
-        origin = Source(source, given)
+        origin = TomlSource(source, given)
         try:
             spec = cls.model_validate(values)
             spec._source = origin

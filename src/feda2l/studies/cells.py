@@ -19,7 +19,7 @@ STAGES = "stages"  # the folder beside the cells' that holds the trials of the f
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """One setting of a study, of which every seed is a run."""
 
     name: str
@@ -49,7 +49,7 @@ class Cell:
         return values
 
 
-def expand(study: "Study", source: str, tuned: str | None, overrides: Sequence[str] = ()) -> list[Cell]:
+def expand(study: "Study", source: str, tuned: str | None, overrides: Sequence[str] = ()) -> list[StudyCell]:
     """Every cell of a study in the order of its file; an invalid or repeated one is an error."""
     cells = _unique(list(_read_cells(study, source, tuned)))
     specs = [cell.check(study.seeds[0], overrides) for cell in cells]
@@ -60,7 +60,7 @@ def expand(study: "Study", source: str, tuned: str | None, overrides: Sequence[s
     return [_paired(cell, cells) for cell in cells]
 
 
-def _read_cells(study: "Study", source: str, tuned: str | None) -> Iterator[Cell]:
+def _read_cells(study: "Study", source: str, tuned: str | None) -> Iterator[StudyCell]:
     """Every cell as the study's reading has it; names may repeat."""
     partition_varies = study.reading is not None and READINGS[study.reading].partition_varies
     for variant, axes, own in _combinations(study):
@@ -72,10 +72,10 @@ def _read_cells(study: "Study", source: str, tuned: str | None) -> Iterator[Cell
         for block, values in read_as(study.reading, given):
             name = f"{label}-{block}" if block else label
             where = f"{source}, cell {name}"
-            yield Cell(name, values, where, variant, axes, block, tuned=is_tuned, partition_varies=varies)
+            yield StudyCell(name, values, where, variant, axes, block, tuned=is_tuned, partition_varies=varies)
 
 
-def target_of(cell: Cell, cells: Sequence[Cell], name: str) -> Cell | None:
+def target_of(cell: StudyCell, cells: Sequence[StudyCell], name: str) -> StudyCell | None:
     """The cell that `target_from` names for a cell: its variant's own of that name, else the one of that name."""
     names = ((cell.variant, name, cell.block), (cell.variant, name), (name, cell.block), (name,))
     by_name = {cell.name: cell for cell in cells}
@@ -128,7 +128,7 @@ def _word(key: str, value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
 
 
-def _unique(cells: list[Cell]) -> list[Cell]:
+def _unique(cells: list[StudyCell]) -> list[StudyCell]:
     """Names that a folder can have once: a second one of the same name gets a number."""
     seen: Counter[str] = Counter({STAGES: 1})
     result = []
@@ -139,7 +139,7 @@ def _unique(cells: list[Cell]) -> list[Cell]:
     return result
 
 
-def _refuse_twins(cells: list[Cell], specs: list[Spec], source: str) -> None:
+def _refuse_twins(cells: list[StudyCell], specs: list[Spec], source: str) -> None:
     """Two cells that would run the same thing are a mistake."""
     known: dict[str, str] = {}
     for cell, spec in zip(cells, specs, strict=True):
@@ -152,7 +152,7 @@ def _refuse_twins(cells: list[Cell], specs: list[Spec], source: str) -> None:
         known[facts] = cell.name
 
 
-def _paired(cell: Cell, cells: Sequence[Cell]) -> Cell:
+def _paired(cell: StudyCell, cells: Sequence[StudyCell]) -> StudyCell:
     """`rates.paired` may name a cell, or a variant under the same axes, in place of a folder."""
     name = cell.values.get("rates", {}).get("paired")
     if not name:

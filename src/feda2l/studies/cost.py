@@ -13,7 +13,7 @@ from feda2l.engines.engine import ScoreJob
 from feda2l.engines.stacked import is_perceptron
 from feda2l.errors import FedA2LError
 from feda2l.round.layout import Layout
-from feda2l.round.population import MEMORY
+from feda2l.round.population import OPTIMIZER_STATE
 from feda2l.round.run import LiveRun
 from feda2l.runs.assemble import Assembled, assemble, pack_key, populate
 from feda2l.runs.datasets import Loaded
@@ -30,14 +30,14 @@ SCORED = 64  # test samples
 PACKED = 10  # runs of small models that are measured together
 
 
-class Pace(NamedTuple):
+class RoundTime(NamedTuple):
     """Seconds of one run's round when the machine is full, and where they come from."""
 
     seconds: float
     how: str
 
 
-def pace_so_far(jobs: Sequence[Job]) -> Pace | None:
+def pace_so_far(jobs: Sequence[Job]) -> RoundTime | None:
     """The pace of runs of this kind in the folder; None if none has run."""
     for job in jobs:
         lines = job.folder.read_timings()[-LATELY:]
@@ -45,11 +45,11 @@ def pace_so_far(jobs: Sequence[Job]) -> Pace | None:
             # a pack's training and evaluation are one time for all of its runs
             shared = sum((line.get("train", 0.0) + line.get("evaluate", 0.0)) / line["pack"] for line in lines)
             own = sum(line.get("mix", 0.0) + line.get("adapt", 0.0) for line in lines)
-            return Pace((shared + own) / len(lines), f"the last {len(lines)} timed rounds of {job.spec.name}")
+            return RoundTime((shared + own) / len(lines), f"the last {len(lines)} timed rounds of {job.spec.name}")
     return None
 
 
-def calibrate(specs: Sequence[Spec], data: Loaded) -> Pace:
+def calibrate(specs: Sequence[Spec], data: Loaded) -> RoundTime:
     """The pace of a run from a few steps of the first one's nodes, on the engine that it will have.
 
     Perceptrons are measured as the pack that they will be: there a second run costs next to nothing.
@@ -79,7 +79,7 @@ def calibrate(specs: Sequence[Spec], data: Loaded) -> Pace:
     # of all the runs' nodes only so many were at work
     alike = len(runs) * nodes / runs[0].live.plan.nodes
     seconds = ((trained - started) * shares.train + (ended - trained) * shares.score) / alike
-    return Pace(seconds, f"{steps} measured steps of {nodes} nodes of {' and '.join(_few(runs))}")
+    return RoundTime(seconds, f"{steps} measured steps of {nodes} nodes of {' and '.join(_few(runs))}")
 
 
 class Shares(NamedTuple):
@@ -113,7 +113,7 @@ def pack_rows(spec: Spec, run: Assembled) -> int:
     """How many nodes to train as one population: enough to fill the machine, few enough to see runs end."""
     if run.device.type != "cpu":
         return 240  # more are hardly faster; a seed of most studies, whose cells share much; what does not fit is split
-    states = 3 + len(MEMORY[spec.training.optimizer])
+    states = 3 + len(OPTIMIZER_STATE[spec.training.optimizer])
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     fits = memory // (4 * Layout.of(run.model).width * states)
     # a perceptron's nodes train in one kernel; others keep every worker busy, and no more is gained
@@ -124,12 +124,12 @@ def pack_rows(spec: Spec, run: Assembled) -> int:
 def rounds_of(spec: Spec) -> float:
     """A run's cost in rounds of FedAvg: two passes a step, a teacher, a search before round 1."""
     algorithm = spec.algorithm.algorithm
-    factor = 2.0 if algorithm.ascent else 4 / 3 if algorithm.teaches else 1.0
+    factor = 2.0 if algorithm.ascent else 4 / 3 if algorithm.uses_base_outputs else 1.0
     search = algorithm.rate_search.epochs(spec.data.nodes) if algorithm.rate_search else 0
     return factor * spec.rounds + search / spec.training.epochs
 
 
-def statement(jobs: Sequence[Job], paces: Sequence[tuple[Sequence[Job], Pace | FedA2LError]]) -> list[str]:
+def statement(jobs: Sequence[Job], paces: Sequence[tuple[Sequence[Job], RoundTime | FedA2LError]]) -> list[str]:
     """The cost in words; `jobs` are those still to run."""
     rounds = sum(job.spec.rounds - job.rounds_done() for job in jobs)
     lines = [f"to run: {len(jobs)} runs, {rounds:,} rounds"]

@@ -14,8 +14,8 @@ from rich.table import Table
 from feda2l.records.round_record import NamedRecord, RoundScores, main_score
 from feda2l.studies.study_folder import Job, State
 
-ORDER: tuple[State, ...] = ("running", "failed", "diverged", "busy", "waiting", "finished")
-STYLES = {"running": "bold", "failed": "red", "diverged": "red", "finished": "green"}
+ORDER: tuple[State, ...] = ("running", "failed", "non_finite", "busy", "waiting", "finished")
+STYLES = {"running": "bold", "failed": "red", "non_finite": "red", "finished": "green"}
 
 
 @dataclass
@@ -84,7 +84,7 @@ class StudyView:
         row = self.rows[job.spec.name]
         row.state, row.round = state or job.state(), job.rounds_done()
         self._score(row, job.summary().get("final", {}))
-        if row.state in ("failed", "diverged"):
+        if row.state in ("failed", "non_finite"):
             self.say(f"{row.name}: {job.error()}")
 
     def say(self, text: str) -> None:
@@ -117,7 +117,7 @@ class StudyView:
 
     def _line(self) -> None:
         running = [row for row in self.rows.values() if row.state == "running"]
-        done = sum(row.state in ("finished", "diverged", "failed") for row in self.rows.values())
+        done = sum(row.state in ("finished", "non_finite", "failed") for row in self.rows.values())
         slowest = min(running, key=lambda row: row.round)
         left = [left for row in running if (left := row.left(time.monotonic())) is not None]
         scores = [row.score for row in running if row.score is not None]

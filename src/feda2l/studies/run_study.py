@@ -15,20 +15,20 @@ from feda2l.names import nearest
 from feda2l.runs.assemble import assemble, pack_key
 from feda2l.runs.datasets import Loaded, data_key, load_data
 from feda2l.runs.device import find_device
-from feda2l.runs.pack import Watch, run_packed
+from feda2l.runs.pack import RunCallbacks, run_packed
 from feda2l.runs.process_group import OutOfTime
 from feda2l.runs.run import Run
 from feda2l.runs.start_ranks import group_here
 from feda2l.spec.spec import Spec
-from feda2l.studies.cells import Cell
-from feda2l.studies.cost import Pace, by_kind, calibrate, grouped, pace_so_far, pack_rows, statement
+from feda2l.studies.cells import StudyCell
+from feda2l.studies.cost import RoundTime, by_kind, calibrate, grouped, pace_so_far, pack_rows, statement
 from feda2l.studies.progress_table import StudyView
 from feda2l.studies.stages import Stages
 from feda2l.studies.study import Study
 from feda2l.studies.study_folder import Job, State, StudyFolder
 from feda2l.trackers.observers import Observers
 
-DONE = ("finished", "diverged")
+DONE = ("finished", "non_finite")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Outcome:
     @property
     def failed(self) -> list[str]:
         """Those that failed or diverged, with why."""
-        return [f"{job.spec.name}: {job.error()}" for job, state in self.jobs if state in ("failed", "diverged")]
+        return [f"{job.spec.name}: {job.error()}" for job, state in self.jobs if state in ("failed", "non_finite")]
 
     @property
     def left(self) -> list[str]:
@@ -85,7 +85,7 @@ class StudyRun:
         return [self._job(cell, seed) for cell, seed in self.chosen]
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[StudyCell]:
         return list({cell.name: cell for cell, _ in self.chosen}.values())
 
     def cost(self) -> list[str]:
@@ -136,7 +136,7 @@ class StudyRun:
             except FedA2LError as error:
                 self.broken.setdefault(cell.name, error)
 
-    def _target_cells(self) -> list[Cell]:
+    def _target_cells(self) -> list[StudyCell]:
         if self.study.target_from is None:
             return []
         return list({source.name: source for source in map(self.stages.source, self.cells)}.values())
@@ -150,16 +150,16 @@ class StudyRun:
 
     # --- runs ----------------------------------------------------------------------------------------------
 
-    def _job(self, cell: Cell, seed: int) -> Job:
+    def _job(self, cell: StudyCell, seed: int) -> Job:
         changes = {**self.found.get(cell.paired or "", {}), **self.found.get(cell.name, {})}
         if pair := self._pair(cell):
             changes["rates.paired"] = str(self.folder.run(pair, seed).path.resolve())
         return Job(cell.spec(seed, **changes), self.folder.run(cell, seed), cell)
 
-    def _pair(self, cell: Cell) -> Cell | None:
+    def _pair(self, cell: StudyCell) -> StudyCell | None:
         return next((other for other in self.study.cells if other.name == cell.paired), None)
 
-    def _can_start(self, cell: Cell, seed: int) -> bool:
+    def _can_start(self, cell: StudyCell, seed: int) -> bool:
         """Whether a run follows none, or one that an earlier call has finished."""
         pair = self._pair(cell)
         return pair is None or self._job(pair, seed).state() == "finished"
@@ -225,7 +225,7 @@ class StudyRun:
             job.error_file.unlink(missing_ok=True)
         view.begin(pack)
         members = [(job.spec, job.folder) for job in pack]
-        watch = Watch(
+        callbacks = RunCallbacks(
             view.round,
             progress=False,
             say=lambda text: self._note(text, view),
@@ -235,7 +235,7 @@ class StudyRun:
         )
         busy: State | None = None
         try:
-            run_packed(members, self._load(pack[0].spec), resume=True, watch=watch, group=group_here())
+            run_packed(members, self._load(pack[0].spec), resume=True, callbacks=callbacks, group=group_here())
         except OutOfTime:
             for job in pack:
                 view.settle(job)
@@ -275,7 +275,7 @@ class StudyRun:
                 self.loaded = key, Loaded.of(load_data(spec.data, self.data), device)
         return self.loaded[1]
 
-    def _pace(self, jobs: list[Job]) -> Pace | FedA2LError:
+    def _pace(self, jobs: list[Job]) -> RoundTime | FedA2LError:
         spec = jobs[0].spec
         alike = [job for job in self.jobs if pack_key(job.spec) == pack_key(spec)]
         if known := pace_so_far([*jobs, *alike]):
@@ -301,7 +301,7 @@ class StudyRun:
             view.say(text)
 
 
-def choose(study: Study, only: Sequence[str], shard: tuple[int, int]) -> list[tuple[Cell, int]]:
+def choose(study: Study, only: Sequence[str], shard: tuple[int, int]) -> list[tuple[StudyCell, int]]:
     """The runs of a shard that match a pattern, and those that they follow. A cell is always whole in one shard."""
     mine = _cells_of(shard, study.cells)
     wanted = [(cell, seed) for cell, seed in _matching(study, only) if cell.name in mine]
@@ -309,14 +309,14 @@ def choose(study: Study, only: Sequence[str], shard: tuple[int, int]) -> list[tu
     return [(cell, seed) for cell in study.cells for seed in study.seeds if (cell.name, seed) in names]
 
 
-def _cells_of(shard: tuple[int, int], cells: Sequence[Cell]) -> set[str]:
+def _cells_of(shard: tuple[int, int], cells: Sequence[StudyCell]) -> set[str]:
     """The names of a shard's cells; one that follows another is in the same shard."""
     number, count = shard
     first = [cell.name for cell in cells if cell.paired is None][number - 1 :: count]
     return {cell.name for cell in cells if (cell.paired or cell.name) in first}
 
 
-def _matching(study: Study, only: Sequence[str]) -> list[tuple[Cell, int]]:
+def _matching(study: Study, only: Sequence[str]) -> list[tuple[StudyCell, int]]:
     """The runs whose name, or whose cell's, matches one of the patterns; all without a pattern."""
     pairs = [(cell, seed) for cell in study.cells for seed in study.seeds]
     if not only:

@@ -9,7 +9,7 @@ from feda2l.errors import RunFailed
 from feda2l.records.round_record import known
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
-from feda2l.studies.cells import Cell, target_of
+from feda2l.studies.cells import StudyCell, target_of
 from feda2l.studies.study import Study, TargetSection, TuneSection
 from feda2l.studies.study_folder import Job, StudyFolder
 
@@ -21,7 +21,7 @@ class Stages:
     study: Study
     folder: StudyFolder
 
-    def trials(self, cell: Cell) -> list[Job]:
+    def trials(self, cell: StudyCell) -> list[Job]:
         """A cell with each value of `[tune]`, for as many rounds and from the same start as every other cell."""
         tune = self.study.tuning
         if tune is None or not cell.tuned:
@@ -42,7 +42,7 @@ class Stages:
             for value in tune.values
         ]
 
-    def tuned(self, cell: Cell) -> dict[str, Any]:
+    def tuned(self, cell: StudyCell) -> dict[str, Any]:
         """The best value of the tuned key, by the trials' folders."""
         tune = self.study.tuning
         trials = self.trials(cell)
@@ -57,14 +57,14 @@ class Stages:
         self._keep(self.folder.stage("tune", cell.name), "chosen.json", facts)
         return {tune.key: best}
 
-    def source(self, cell: Cell) -> Cell:
+    def source(self, cell: StudyCell) -> StudyCell:
         """The cell that a cell's target is taken from."""
         assert self.study.target_from is not None
         source = target_of(cell, self.study.cells, self.study.target_from.cell)
         assert source is not None  # the study was checked
         return source
 
-    def target_job(self, source: Cell, found: dict[str, Any]) -> Job:
+    def target_job(self, source: StudyCell, found: dict[str, Any]) -> Job:
         """The run that targets are taken from."""
         assert self.study.target_from is not None
         spec = source.spec(self.study.target_from.seed, name=f"target-{source.name}", **found)

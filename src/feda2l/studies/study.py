@@ -14,9 +14,9 @@ from feda2l.errors import FedA2LError
 from feda2l.names import look_up
 from feda2l.spec.schema_base import Count, Section, Share, option
 from feda2l.spec.spec import Spec
-from feda2l.studies.cells import Cell, expand, target_of
+from feda2l.studies.cells import StudyCell, expand, target_of
 from feda2l.studies.protocols import READINGS, Reading
-from feda2l.toml_files import Source, explain, parse_set, read_toml, with_sets
+from feda2l.toml_files import TomlSource, explain, parse_set, read_toml, with_sets
 
 Table = dict[str, Any]
 Seed = Annotated[int, Field(ge=0, strict=True)]
@@ -65,7 +65,7 @@ class Study(Section):
     report: ReportSection = Field(default_factory=ReportSection)
     tune: TuneSection | None = None
     target_from: TargetSection | None = None
-    _source: Source = PrivateAttr(default_factory=Source)
+    _source: TomlSource = PrivateAttr(default_factory=TomlSource)
     _overrides: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("seeds", mode="before")
@@ -126,7 +126,7 @@ class Study(Section):
         own = [text for text in sets if parse_set(text)[0].split(".")[0] in cls.model_fields]
         overrides = [text for text in sets if text not in own]
         merged, given = with_sets(copy.deepcopy(dict(values)), own)
-        origin = Source(source, given)
+        origin = TomlSource(source, given)
         try:
             study = cls.model_validate(merged)
             study = cls.model_validate(_overridden(study.model_dump(exclude_none=True), overrides))
@@ -147,7 +147,7 @@ class Study(Section):
         return cls.parse(read_toml(path), str(path), sets)
 
     @cached_property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[StudyCell]:
         """Every cell: a spec of which all seeds are run."""
         tuning = self.tuning.key if self.tuning else None
         cells = expand(self, self._source.name, tuning, self._overrides)

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from feda2l.errors import Busy, FedA2LError
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
-from feda2l.studies.cells import STAGES, Cell
+from feda2l.studies.cells import STAGES, StudyCell
 from feda2l.studies.study import Study
 
-State = Literal["waiting", "running", "finished", "diverged", "failed", "busy"]
+State = Literal["waiting", "running", "finished", "non_finite", "failed", "busy"]
 # what may change between two calls: more seeds, other words, another place
 FREE = ("title", "seeds", "timing", "keep_checkpoints", "report")
 FREE_RUNTIME = tuple(f"base.runtime.{key}" for key in ("device", "workers", "checkpoint_seconds"))
@@ -28,7 +28,7 @@ class Job:
 
     spec: Spec
     folder: RunFolder
-    cell: Cell
+    cell: StudyCell
 
     @property
     def error_file(self) -> Path:
@@ -37,8 +37,8 @@ class Job:
     def state(self) -> State:
         """How far it has come, from its folder."""
         summary = self.summary()
-        if summary.get("status") == "diverged":
-            return "diverged"
+        if summary.get("status") == "non_finite":
+            return "non_finite"
         if summary.get("status") == "finished" and summary.get("rounds") == self.spec.rounds:
             return "finished"
         return "failed" if self.error_file.exists() else "waiting"
@@ -68,7 +68,7 @@ class Job:
         """Why it failed, in a line."""
         if self.error_file.exists():
             return str(json.loads(self.error_file.read_bytes())["error"])
-        where = self.summary().get("diverged", {})
+        where = self.summary().get("non_finite", {})
         return f"diverged in round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"
 
 
@@ -78,7 +78,7 @@ class StudyFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, path / "study.toml"
 
-    def run(self, cell: Cell, seed: int) -> RunFolder:
+    def run(self, cell: StudyCell, seed: int) -> RunFolder:
         return RunFolder(self.path / cell.name / f"seed-{seed}")
 
     def stage(self, *parts: str) -> RunFolder:

@@ -15,7 +15,7 @@ from feda2l.records.round_record import MEAN_MODEL, Evaluation, RoundRecord, upd
 from feda2l.records.run_folder import RunFolder
 from feda2l.round.compare import distances
 from feda2l.round.run import LiveRun
-from feda2l.runs.assemble import Assembled, Shape, assemble, populate
+from feda2l.runs.assemble import Assembled, ModelShape, assemble, populate
 from feda2l.runs.datasets import Loaded, load_data
 from feda2l.runs.device import find_device
 from feda2l.runs.environment import environment
@@ -26,8 +26,8 @@ from feda2l.simulate.checkpoint import read_checkpoint, restore, tensors, write_
 from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
 from feda2l.swarm.join_records import Records, join_round, join_timings, read_records
-from feda2l.swarm.observed_faults import met_faults
-from feda2l.swarm.refusals import refusals
+from feda2l.swarm.observed_faults import observed_fault_plan
+from feda2l.swarm.rejected_messages import rejected_messages
 from feda2l.swarm.swarm_folder import name_of
 from feda2l.topology import Topology
 
@@ -48,7 +48,7 @@ def collect(
     dropped: the folder gets a fault plan of what happened, unless there was a plan before.
     """
     records = [read_records(state, spec.rounds) for state in states]
-    text = plan.text if plan else met_faults(records, graph, spec.rounds)
+    text = plan.text if plan else observed_fault_plan(records, graph, spec.rounds)
     folder.faults.unlink(missing_ok=True)
     if text:
         folder.write(folder.faults, text.encode())
@@ -59,7 +59,7 @@ def collect(
     given = assembled.spec.model_copy(update={"faults": spec.faults if plan else own.faults})
     folder.write(folder.spec, given.to_toml().encode())
     copy_files(given, folder)
-    shape = Shape.of(assembled.dataset)._asdict()
+    shape = ModelShape.of(assembled.dataset)._asdict()
     described = environment(engine="peers", device=device_name(assembled.device), pack=1, **shape, **facts)
     folder.write_json(folder.environment, described)
     write_checkpoint(join_checkpoints(assembled, states), folder.checkpoint)
@@ -111,7 +111,7 @@ def _write_rounds(
     """Write all rounds, the last one with the scores of all models together; their accuracy by class is returned."""
     run = assembled.live
     timings = [state.read_timings() for state in states]
-    mail = Mail(states, records, graph) if assembled.faults else None
+    message_log = MessageLog(states, records, graph) if assembled.faults else None
     scores = RoundLoop(engine, [run]).evaluate(run)
     for path in (folder.rounds, folder.timings):
         path.unlink(missing_ok=True)
@@ -120,8 +120,8 @@ def _write_rounds(
         if not any(own):
             raise RunFailed(f"{folder.path}: no node has a record of round {round}")
         record = join_round(round, own)
-        if mail:
-            mail.add(round, record, run.message * run.plan.algorithm.gossip)
+        if message_log:
+            message_log.add(round, record, run.message * run.plan.algorithm.gossip)
         if round == run.plan.rounds:
             _add_joint_figures(record, own, run, scores)
         folder.append(record, join_timings(round, timings))
@@ -141,12 +141,12 @@ def _add_joint_figures(
     update_scores(record, {name: scores[name] for name in MEAN_MODEL if name in scores})
 
 
-class Mail:
+class MessageLog:
     """Who heard and refused whom, where not all went well."""
 
     def __init__(self, states: Sequence[RunFolder], records: Sequence[Records], graph: Topology) -> None:
         self.records, self.near = records, graph.period[0]
-        self.refused = [refusals(state.path) for state in states]
+        self.refused = [rejected_messages(state.path) for state in states]
 
     def add(self, round: int, record: RoundRecord, size: int) -> None:
         """Put a round's mail into its record: messages heard and refused, and as sent those that arrived."""
@@ -155,7 +155,7 @@ class Mail:
         arrived = Counter(j for there, counts in zip(own, refused, strict=True) for j in {*_heard(there), *counts})
         nodes = record["nodes"]
         nodes["bytes_sent"] = [size * arrived[node] for node in range(len(own))]
-        nodes["heard"] = [there and len(_heard(there)) for there in own]
+        nodes["received"] = [there and len(_heard(there)) for there in own]
         nodes["rejected"] = [there and sum(counts.values()) for there, counts in zip(own, refused, strict=True)]
         record["bytes_sent"] = sum(nodes["bytes_sent"])
 
@@ -166,4 +166,4 @@ class Mail:
 
 
 def _heard(record: RoundRecord | None) -> list[int]:
-    return record["heard"] if record else []
+    return record["received"] if record else []

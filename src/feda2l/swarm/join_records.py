@@ -62,8 +62,8 @@ def _join_layers(own: Sequence[RoundRecord | None], names: list[str]) -> LayerCo
         "name": names,
         "rate": rows("rate"),
         "multiplier": rows("multiplier"),
-        "sigma": rows("sigma"),
-        "zeta": rows("zeta"),
+        "divergence": rows("divergence"),
+        "stability": rows("stability"),
     }
 
 

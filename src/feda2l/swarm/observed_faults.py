@@ -24,7 +24,7 @@ class _Drop(TypedDict):
     to: list[int]
 
 
-def met_faults(records: Sequence[Records], graph: Topology, rounds: int) -> str:
+def observed_fault_plan(records: Sequence[Records], graph: Topology, rounds: int) -> str:
     """A plan of what the nodes' records tell; nothing where everybody heard everybody in every round.
 
     A node that never came to the end crashed; a message that was not heard was dropped, whatever became of it. How a
@@ -41,11 +41,11 @@ def met_faults(records: Sequence[Records], graph: Topology, rounds: int) -> str:
 
 def _drops(records: Sequence[Records], graph: Topology, sender: int, last: int) -> Iterator[_Drop]:
     """A node's messages that were not heard; consecutive rounds with the same deaf listeners are one entry."""
-    listeners = [node for node, heard in enumerate(graph.period[0]) if sender in heard]
+    listeners = [node for node, received in enumerate(graph.period[0]) if sender in received]
 
     def deaf(round: int) -> list[int]:
         found = [(listener, records[listener][round - 1]) for listener in listeners]
-        return [listener for listener, record in found if record and sender not in record["heard"]]
+        return [listener for listener, record in found if record and sender not in record["received"]]
 
     for to, group in groupby(range(1, last + 1), key=deaf):
         if to:

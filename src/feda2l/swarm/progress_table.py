@@ -11,7 +11,7 @@ from rich.table import Table
 
 from feda2l.swarm.swarm_process import NodeProcess
 
-COLUMNS = ("node", "state", "round", "accuracy", "loss", "heard", "rejected", "s/round")
+COLUMNS = ("node", "state", "round", "accuracy", "loss", "received", "rejected", "s/round")
 STYLES = {"failed": "red", "crashed": "yellow", "hung": "yellow", "done": "green", "starting": "dim"}
 PAUSE = 2.0  # seconds between two plain lines
 
@@ -65,7 +65,7 @@ class SwarmView:
                 f"{node.round}/{self.rounds}",
                 _number(node.figures.get(metric)),
                 _number(node.figures.get("loss")),
-                node.figures.get("heard", ""),
+                node.figures.get("received", ""),
                 str(node.rejected),
                 _number(node.pace),
                 style=STYLES.get(node.state),

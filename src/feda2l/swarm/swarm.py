@@ -31,7 +31,7 @@ ROUNDS = 3  # and so many of its usual rounds
 
 
 @dataclass(frozen=True)
-class Options:
+class SwarmOptions:
     """How a swarm runs, beside what it learns."""
 
     insecure: bool = False
@@ -42,12 +42,12 @@ class Options:
     keep: bool = False  # the private keys
 
 
-def swarm(spec: Spec, out: Path | None = None, options: Options | None = None) -> Run:
+def swarm(spec: Spec, out: Path | None = None, options: SwarmOptions | None = None) -> Run:
     """Run a spec on real peers and collect what they came to in one run folder.
 
     RunFailed names the nodes that ended by themselves; the others went on, and the folder holds what they came to.
     """
-    options = options or Options()
+    options = options or SwarmOptions()
     out = out or (Path("runs") / spec.name if options.resume else unused_folder(spec.name))
     folder, shared = RunFolder(out), RunFolder(out / "nodes")
     _demand_folder(folder, shared, resume=options.resume)
@@ -83,7 +83,7 @@ def swarm(spec: Spec, out: Path | None = None, options: Options | None = None) -
 
 
 def _collect(
-    folder: RunFolder, nodes: SwarmFolder, spec: Spec, graph: Topology, plan: FaultPlan | None, options: Options
+    folder: RunFolder, nodes: SwarmFolder, spec: Spec, graph: Topology, plan: FaultPlan | None, options: SwarmOptions
 ) -> None:
     states = [member.state for member in nodes.members]
     facts = {"wire": options.wire, "secure": not options.insecure, "nodes": [node_facts(state) for state in states]}
@@ -93,7 +93,7 @@ def _collect(
 class Swarm:
     """Nodes that run at the same time, and who watches over them."""
 
-    def __init__(self, spec: Spec, folder: SwarmFolder, plan: FaultPlan | None, options: Options) -> None:
+    def __init__(self, spec: Spec, folder: SwarmFolder, plan: FaultPlan | None, options: SwarmOptions) -> None:
         self.spec, self.folder, self.plan = spec, folder, plan or FaultPlan()
         own = ["--insecure"] * options.insecure
         if options.data is not None:

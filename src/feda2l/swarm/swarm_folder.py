@@ -31,7 +31,7 @@ DAYS = 30  # that a certificate is valid: longer than any swarm runs, and keys a
 
 
 @dataclass(frozen=True)
-class Member:
+class NodeFolder:
     """One node of a swarm, as it lies on disk."""
 
     id: int
@@ -62,7 +62,8 @@ class SwarmFolder:
         self.authority = path / "authority"
         folders = [path / name_of(id) for id in range(nodes)]
         self.members = [
-            Member(id, folder, folder / "node.toml", RunFolder(folder / "state")) for id, folder in enumerate(folders)
+            NodeFolder(id, folder, folder / "node.toml", RunFolder(folder / "state"))
+            for id, folder in enumerate(folders)
         ]
 
     def prepare(self, spec: Spec, graph: Topology, plan: FaultPlan | None, *, insecure: bool, wire: str) -> None:
@@ -96,7 +97,7 @@ class SwarmFolder:
             for ending in ("key", "pem"):
                 (member.folder / f"{member.name}.{ending}").unlink(missing_ok=True)
 
-    def strike_out(self, member: Member, round: int) -> None:
+    def strike_out(self, member: NodeFolder, round: int) -> None:
         """Leave out of a node's own plan that it crashes up to a round: it has done so, and must not again."""
         values = read_toml(member.faults)
         kept = []
@@ -127,7 +128,7 @@ class SwarmFolder:
 
     def _config(
         self,
-        member: Member,
+        member: NodeFolder,
         spec: Spec,
         near: list[dict[str, Any]],
         ports: list[int],
@@ -174,18 +175,18 @@ def name_of(id: int) -> str:
 def neighbour_lists(graph: Topology) -> Iterator[list[dict[str, Any]]]:
     """For every node those it talks to, without their addresses."""
     near = graph.period[0]
-    heard_by: list[set[int]] = [set() for _ in near]
-    for node, heard in enumerate(near):
-        for other in heard:
-            heard_by[other].add(node)
-    for hears, listeners in zip(map(set, near), heard_by, strict=True):
+    receivers: list[set[int]] = [set() for _ in near]
+    for node, received in enumerate(near):
+        for other in received:
+            receivers[other].add(node)
+    for receives, listeners in zip(map(set, near), receivers, strict=True):
         yield [
             {
                 "name": name_of(other),
                 "id": other,
-                "direction": "both" if other in hears & listeners else "in" if other in hears else "out",
+                "direction": "both" if other in receives & listeners else "in" if other in receives else "out",
             }
-            for other in sorted(hears | listeners)
+            for other in sorted(receives | listeners)
         ]
 
 

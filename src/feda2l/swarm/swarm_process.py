@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from feda2l.peer.log import FILE
 from feda2l.records.growing_file import Tail
-from feda2l.swarm.swarm_folder import Member
+from feda2l.swarm.swarm_folder import NodeFolder
 
 State = Literal["starting", "running", "hung", "crashed", "failed", "left", "done"]
 TAIL = 8  # lines of a failed node's output that are shown
@@ -33,7 +33,7 @@ if os.getppid() == parent:
 class NodeProcess:
     """One node. `look` brings what it says about itself up to date."""
 
-    def __init__(self, member: Member, options: Sequence[str]) -> None:
+    def __init__(self, member: NodeFolder, options: Sequence[str]) -> None:
         self.member, self.options = member, options
         self.process: subprocess.Popen[bytes] | None = None
         self.state: State = "starting"
@@ -128,6 +128,6 @@ class NodeProcess:
             self.round = int(line["round"])
             self.done_now += 1
             self.last, self.pace = time.monotonic(), line["seconds"]
-            self.figures |= {key: line[key] for key in ("loss", "accuracy", "mse", "heard") if key in line}
+            self.figures |= {key: line[key] for key in ("loss", "accuracy", "mse", "received") if key in line}
             if self.running and self.state == "starting":
                 self.state = "running"

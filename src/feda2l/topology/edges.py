@@ -9,7 +9,7 @@ Period = tuple[Phase, ...]
 """One phase for a fixed graph, several for one that varies in time."""
 
 
-def heard(nodes: int, arcs: Iterable[tuple[int, int]]) -> Phase:
+def received(nodes: int, arcs: Iterable[tuple[int, int]]) -> Phase:
     """From pairs (i, j), i hears j, to neighbours; repeated pairs and loops (a ring of two) fall away."""
     rows: list[set[int]] = [set() for _ in range(nodes)]
     for i, j in arcs:
@@ -19,7 +19,7 @@ def heard(nodes: int, arcs: Iterable[tuple[int, int]]) -> Phase:
 
 def undirected(nodes: int, edges: Iterable[tuple[int, int]]) -> Period:
     """One phase in which both ends of each edge hear each other."""
-    return (heard(nodes, (arc for i, j in edges for arc in ((i, j), (j, i)))),)
+    return (received(nodes, (arc for i, j in edges for arc in ((i, j), (j, i)))),)
 
 
 def reverse(rows: Sequence[Iterable[int]]) -> Phase:

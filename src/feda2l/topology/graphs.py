@@ -12,7 +12,7 @@ import numpy as np
 
 from feda2l.names import look_up
 from feda2l.randomness import derive_seed
-from feda2l.topology.edges import Period, connected, heard, reverse, undirected
+from feda2l.topology.edges import Period, connected, received, reverse, undirected
 from feda2l.topology.errors import topology_error
 from feda2l.topology.file import read_arcs
 
@@ -43,8 +43,8 @@ class Topology:
 
     def edges(self, round: int = 1) -> int:
         """How many edges carry a row in `round`: a pair counts once if undirected, each way if directed."""
-        heard = sum(map(len, self.period[self.phase(round)]))
-        return heard if self.directed else heard // 2
+        received = sum(map(len, self.period[self.phase(round)]))
+        return received if self.directed else received // 2
 
     def connected(self) -> bool:
         """Every node reaches every other along the edges of one period (strongly, if directed)."""
@@ -52,7 +52,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Options:
+class GraphOptions:
     """What a builder may ask for; each uses what it needs."""
 
     nodes: int
@@ -73,7 +73,7 @@ def build(name: str, nodes: int, *, k: int = 7, p: float = 0.3, seed: int = 1, f
         raise topology_error(f"data.nodes = {nodes}: a network needs at least 1 node")
     if nodes == 1 and name != "file":
         return Topology(name, 1, (((),),), directed=False)
-    period = draw(Options(nodes, k, p, seed, file))
+    period = draw(GraphOptions(nodes, k, p, seed, file))
     if name != "isolated" and not connected(period):
         raise topology_error(
             f'topology.name = "{name}" gives a graph in which some nodes never hear from some others; '
@@ -85,24 +85,24 @@ def build(name: str, nodes: int, *, k: int = 7, p: float = 0.3, seed: int = 1, f
 # --- graphs given by a rule --------------------------------------------------------------------------------
 
 
-def _full(o: Options) -> Period:
+def _full(o: GraphOptions) -> Period:
     everyone = tuple(range(o.nodes))
     return (tuple(everyone[:i] + everyone[i + 1 :] for i in everyone),)
 
 
-def _ring(o: Options) -> Period:
+def _ring(o: GraphOptions) -> Period:
     return undirected(o.nodes, ((i, (i + 1) % o.nodes) for i in range(o.nodes)))
 
 
-def _star(o: Options) -> Period:
+def _star(o: GraphOptions) -> Period:
     return undirected(o.nodes, ((0, i) for i in range(1, o.nodes)))
 
 
-def _tree(o: Options) -> Period:
+def _tree(o: GraphOptions) -> Period:
     return undirected(o.nodes, ((i, (i - 1) // 2) for i in range(1, o.nodes)))
 
 
-def _hypercube(o: Options) -> Period:
+def _hypercube(o: GraphOptions) -> Period:
     size = o.nodes.bit_length() - 1
     if o.nodes != 1 << size:
         raise topology_error(
@@ -112,14 +112,14 @@ def _hypercube(o: Options) -> Period:
     return undirected(o.nodes, ((i, i ^ 1 << j) for i in range(o.nodes) for j in range(size)))
 
 
-def _grid(o: Options) -> Period:
+def _grid(o: GraphOptions) -> Period:
     columns = _columns(o.nodes, "grid")
     right = ((i, i + 1) for i in range(o.nodes) if (i + 1) % columns)
     down = ((i, i + columns) for i in range(o.nodes - columns))
     return undirected(o.nodes, (*right, *down))
 
 
-def _torus(o: Options) -> Period:
+def _torus(o: GraphOptions) -> Period:
     columns = _columns(o.nodes, "torus")
     right = ((i, i - i % columns + (i + 1) % columns) for i in range(o.nodes))
     down = ((i, (i + columns) % o.nodes) for i in range(o.nodes))
@@ -142,26 +142,26 @@ def _hops(nodes: int) -> list[int]:
     return [1 << j for j in range((nodes - 1).bit_length())]
 
 
-def _exponential(o: Options) -> Period:
+def _exponential(o: GraphOptions) -> Period:
     return (tuple(tuple(sorted((i - hop) % o.nodes for hop in _hops(o.nodes))) for i in range(o.nodes)),)
 
 
-def _one_peer_exponential(o: Options) -> Period:
+def _one_peer_exponential(o: GraphOptions) -> Period:
     return tuple(tuple(((i - hop) % o.nodes,) for i in range(o.nodes)) for hop in _hops(o.nodes))
 
 
-def _directed_ring(o: Options) -> Period:
+def _directed_ring(o: GraphOptions) -> Period:
     return (tuple(((i - 1) % o.nodes,) for i in range(o.nodes)),)
 
 
-def _isolated(o: Options) -> Period:
+def _isolated(o: GraphOptions) -> Period:
     return (((),) * o.nodes,)
 
 
 # --- graphs drawn at random --------------------------------------------------------------------------------
 
 
-def _k_regular(o: Options) -> Period:
+def _k_regular(o: GraphOptions) -> Period:
     from networkx import random_regular_graph
 
     _check_degree(o, "k_regular")
@@ -187,7 +187,7 @@ def _k_regular(o: Options) -> Period:
     return _redraw(o, draw, f"topology.k = {o.k}: use a larger k")
 
 
-def _erdos_renyi(o: Options) -> Period:
+def _erdos_renyi(o: GraphOptions) -> Period:
     from networkx import fast_gnp_random_graph
 
     # P(connected) -> exp(-exp(-c)) at p = (ln n + c) / n (Erdos and Renyi, 1959): 95 % at c = 3
@@ -204,7 +204,7 @@ def _erdos_renyi(o: Options) -> Period:
     )
 
 
-def _random_out(o: Options) -> Period:
+def _random_out(o: GraphOptions) -> Period:
     _check_degree(o, "random_out")
 
     def draw(seed: int) -> Period:
@@ -216,7 +216,7 @@ def _random_out(o: Options) -> Period:
     return _redraw(o, draw, f"topology.k = {o.k}: {o.nodes} nodes likely all hear each other from k = {likely}")
 
 
-def _check_degree(o: Options, name: str) -> None:
+def _check_degree(o: GraphOptions, name: str) -> None:
     if not 1 <= o.k < o.nodes:
         raise topology_error(
             f'topology.k = {o.k}: each of the {o.nodes} nodes (data.nodes) of topology.name = "{name}" '
@@ -224,7 +224,7 @@ def _check_degree(o: Options, name: str) -> None:
         )
 
 
-def _redraw(o: Options, draw: Callable[[int], Period], hint: str) -> Period:
+def _redraw(o: GraphOptions, draw: Callable[[int], Period], hint: str) -> Period:
     """The first connected graph of a seeded sequence."""
     draws = max(20, min(1000, 100_000 // o.nodes))  # about a second, then we say that it is not to be had
     for attempt in range(draws):
@@ -234,15 +234,15 @@ def _redraw(o: Options, draw: Callable[[int], Period], hint: str) -> Period:
     raise topology_error(f"no connected graph in {draws} draws with {hint}")
 
 
-def _file(o: Options) -> Period:
+def _file(o: GraphOptions) -> Period:
     if o.file is None:
         raise topology_error(
             'topology.file is missing: topology.name = "file" needs the path of an edge list or a matrix'
         )
-    return (heard(o.nodes, read_arcs(o.file, o.nodes)),)
+    return (received(o.nodes, read_arcs(o.file, o.nodes)),)
 
 
-TOPOLOGIES: dict[str, tuple[Callable[[Options], Period], str]] = {
+TOPOLOGIES: dict[str, tuple[Callable[[GraphOptions], Period], str]] = {
     "full": (_full, "everyone hears everyone"),
     "ring": (_ring, "the node before and the node after"),
     "k_regular": (_k_regular, "random undirected graph, every node with topology.k neighbours"),

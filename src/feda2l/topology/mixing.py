@@ -34,7 +34,7 @@ class Report(TypedDict):
     edges: int
 
 
-class _Rows(NamedTuple):
+class _MixingRows(NamedTuple):
     """W in one phase, row after row: row i is `[offsets[i] : offsets[i + 1]]` of `ids` and `weights`."""
 
     offsets: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Mixing:
 
     topology: Topology
     weights: str
-    _period: tuple[_Rows, ...] = field(repr=False)
+    _period: tuple[_MixingRows, ...] = field(repr=False)
     push: bool = False  # is it its columns, not its rows, that sum to 1?
     _plans: dict[tuple[int, torch.device, torch.dtype], Plan] = field(default_factory=dict, repr=False)
 
@@ -93,7 +93,7 @@ class Mixing:
             ids.append(np.asarray(near, dtype=np.int64))
             weights.append(old.weights[start:stop] if given is None else given.numpy())
         offsets = np.concatenate([[0], np.cumsum([len(near) for near in ids])])
-        period[phase] = _Rows(offsets, np.concatenate(ids), np.concatenate(weights), old.mass)
+        period[phase] = _MixingRows(offsets, np.concatenate(ids), np.concatenate(weights), old.mass)
         return replace(self, _period=tuple(period), _plans={})
 
     def part(self, nodes: NDArray[np.int64], round: int) -> SparseRows:
@@ -162,10 +162,10 @@ class Mixing:
         matrices = [self._sparse(rows) for rows in self._period]
         return all(abs(W - W.T).max() < 1e-12 for W in matrices)
 
-    def _rows(self, round: int) -> _Rows:
+    def _rows(self, round: int) -> _MixingRows:
         return self._period[self.topology.phase(round)]
 
-    def _sparse(self, rows: _Rows) -> Any:
+    def _sparse(self, rows: _MixingRows) -> Any:
         from scipy.sparse import csr_array  # not at the top: `import feda2l` stays light
 
         return csr_array((rows.weights, rows.ids, rows.offsets), shape=(self.topology.nodes,) * 2)
@@ -226,7 +226,7 @@ def build_mixing(topology: Topology, weights: str, samples: Sequence[int], *, pu
     return Mixing(topology, weights, period, push)
 
 
-def _weigh(phase: Phase, weights: str, samples: NDArray[np.int64], *, push: bool) -> _Rows:
+def _weigh(phase: Phase, weights: str, samples: NDArray[np.int64], *, push: bool) -> _MixingRows:
     nodes = len(phase)
     size = np.fromiter((len(near) + 1 for near in phase), np.int64, nodes)  # deg + 1
     offsets = np.concatenate([[0], np.cumsum(size)])
@@ -234,17 +234,17 @@ def _weigh(phase: Phase, weights: str, samples: NDArray[np.int64], *, push: bool
     ids = np.fromiter(closed, np.int64, offsets[-1])
     owner = np.repeat(np.arange(nodes), size)
     if push and weights != "metropolis":
-        heard = np.bincount(ids, minlength=nodes)  # out + 1
+        received = np.bincount(ids, minlength=nodes)  # out + 1
         mass = samples if weights == "samples" else np.ones(nodes)
-        return _Rows(offsets, ids, 1 / heard[ids], mass=mass.astype(np.float64))
+        return _MixingRows(offsets, ids, 1 / received[ids], mass=mass.astype(np.float64))
     if weights == "samples":
         total = np.add.reduceat(samples[ids], offsets[:-1])
-        return _Rows(offsets, ids, samples[ids] / total[owner], mass=(samples * total).astype(np.float64))
+        return _MixingRows(offsets, ids, samples[ids] / total[owner], mass=(samples * total).astype(np.float64))
     uniform = 1 / size[owner]
     if weights == "uniform":
-        return _Rows(offsets, ids, uniform, mass=size.astype(np.float64))
+        return _MixingRows(offsets, ids, uniform, mass=size.astype(np.float64))
     values = 1 / np.maximum(size[owner], size[ids])
     # 1 - sum, written as 1 / (deg + 1) plus what busier neighbours do not take: exact where degrees are equal,
     # so that the rows of a full graph are equal too and are computed once.
     values[ids == owner] += np.add.reduceat(uniform - values, offsets[:-1])
-    return _Rows(offsets, ids, values, mass=np.ones(nodes))
+    return _MixingRows(offsets, ids, values, mass=np.ones(nodes))

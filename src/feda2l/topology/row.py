@@ -14,8 +14,8 @@ class Voice(NamedTuple):
 
     id: int
     samples: int  # that it trains on
-    hears: int  # neighbours that it hears
-    heard_by: int  # neighbours that hear it
+    receives: int  # neighbours that it hears
+    receivers: int  # neighbours that hear it
 
 
 def row_weights(
@@ -45,17 +45,17 @@ def row_weights(
 
 
 def _push_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bool_]) -> NDArray[np.float64]:
-    given = 1 / (1 + np.array([voice.heard_by for voice in closed]))
+    given = 1 / (1 + np.array([voice.receivers for voice in closed]))
     own = np.array([voice.id == node for voice in closed])
     # no more than it would have given to all of its listeners: it has as much as it had, at most
-    given[own] *= 1 + min((~there).sum(), *(voice.heard_by for voice in closed if voice.id == node))
+    given[own] *= 1 + min((~there).sum(), *(voice.receivers for voice in closed if voice.id == node))
     kept: NDArray[np.float64] = given[there]
     return kept
 
 
 def _metropolis_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bool_]) -> NDArray[np.float64]:
     own = np.array([voice.id == node for voice in closed])
-    size = 1 + np.array([voice.hears for voice in closed])
+    size = 1 + np.array([voice.receives for voice in closed])
     values = 1 / np.maximum(size[own], size)
     # as in `build_mixing`: exact where degrees are equal
     values[own] += np.add.reduceat(1 / size[own] - values, [0])

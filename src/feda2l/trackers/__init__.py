@@ -37,7 +37,7 @@ class TrackedRun:
     spec: "Spec"  # resolved: every default filled in
     path: Path  # the run folder
     round: int  # rounds that are done already: above 0 for a resumed run
-    memory: dict[str, Any]  # the tracker's own, for example an id; kept in the run folder from start to start
+    tracker_state: dict[str, Any]  # the tracker's own, for example an id; kept in the run folder from start to start
 
 
 class Tracker(Protocol):

@@ -10,7 +10,7 @@ from feda2l.trackers import TimedRecord, TrackedRun
 from feda2l.trackers.figures import figures, outcome
 
 PARAMETERS = 100  # MLflow takes no more at once
-ENDED = {"finished": "FINISHED", "diverged": "FAILED", "stopped": "KILLED"}
+ENDED = {"finished": "FINISHED", "non_finite": "FAILED", "stopped": "KILLED"}
 # its client tries a server that does not answer for many minutes
 HASTE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -26,11 +26,11 @@ class MlflowTracker:
 
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every new table
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db"))
-        if (known := run.memory.get("id")) is not None:
+        if (known := run.tracker_state.get("id")) is not None:
             self.id = known
             self.client.update_run(self.id, status="RUNNING")
             return
-        self.id = run.memory["id"] = self._new_run(run.spec.name)
+        self.id = run.tracker_state["id"] = self._new_run(run.spec.name)
         parameters = [Param(key, str(value)) for key, value in _flat(run.spec.model_dump(exclude_none=True)).items()]
         for first in range(0, len(parameters), PARAMETERS):
             self.client.log_batch(self.id, params=parameters[first : first + PARAMETERS])

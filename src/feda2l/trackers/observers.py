@@ -126,35 +126,35 @@ class Observer:
         tracker = self.make()
         tracker.begin(run)
         self.followed[folder] = tracker, run
-        self._keep(folder, run.memory)
-        if run.memory.get("round", 0) < round:
+        self._keep(folder, run.tracker_state)
+        if run.tracker_state.get("round", 0) < round:
             for record, timing in zip(folder.read()[:round], folder.read_timings(), strict=False):
                 self.round(folder, timed(record, timing))
 
     def round(self, folder: "RunFolder", record: TimedRecord) -> None:
         tracker, run = self.followed[folder]
-        if record["round"] > run.memory.get("round", 0):
+        if record["round"] > run.tracker_state.get("round", 0):
             tracker.round(record)
-            run.memory["round"] = record["round"]
-            self._keep(folder, run.memory)
+            run.tracker_state["round"] = record["round"]
+            self._keep(folder, run.tracker_state)
 
     def end(self, folder: "RunFolder", summary: Mapping[str, Any]) -> None:
         if folder in self.followed:  # a pack that failed in its last steps has ended some already
             tracker, run = self.followed.pop(folder)
             tracker.end(summary)
-            self._keep(folder, run.memory)
+            self._keep(folder, run.tracker_state)
 
     def _read(self, folder: "RunFolder") -> dict[str, Any]:
         try:
-            memory: dict[str, Any] = json.loads(folder.tracker(self.name).read_bytes())
+            tracker_state: dict[str, Any] = json.loads(folder.tracker(self.name).read_bytes())
         except (OSError, ValueError):  # none yet
             return {}
-        return memory
+        return tracker_state
 
-    def _keep(self, folder: "RunFolder", memory: Mapping[str, Any]) -> None:
+    def _keep(self, folder: "RunFolder", tracker_state: Mapping[str, Any]) -> None:
         path = folder.tracker(self.name)
         temporary = path.with_name(path.name + ".partial")
-        temporary.write_text(json.dumps(memory))
+        temporary.write_text(json.dumps(tracker_state))
         os.replace(temporary, path)
 
 

@@ -17,8 +17,8 @@ class TensorBoardTracker:
     """Steps are rounds. A resumed run takes the steps back that it computes again."""
 
     def begin(self, run: TrackedRun) -> None:
-        run.memory["round"] = min(run.memory.get("round", 0), run.round)
-        self.events = EventFile(run.path / "tensorboard", run.memory["round"] + 1)
+        run.tracker_state["round"] = min(run.tracker_state.get("round", 0), run.round)
+        self.events = EventFile(run.path / "tensorboard", run.tracker_state["round"] + 1)
         self.events.text("spec", "".join(f"    {line}\n" for line in run.spec.to_toml().splitlines()))
 
     def round(self, record: TimedRecord) -> None:

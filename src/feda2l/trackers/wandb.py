@@ -20,12 +20,12 @@ class WandbTracker:
     def begin(self, run: TrackedRun) -> None:
         import wandb
 
-        if run.memory.get("open"):
-            run.memory["round"] = min(run.memory.get("round", 0), run.round)
-        self.memory = run.memory
-        self.memory["open"] = True
+        if run.tracker_state.get("open"):
+            run.tracker_state["round"] = min(run.tracker_state.get("round", 0), run.round)
+        self.tracker_state = run.tracker_state
+        self.tracker_state["open"] = True
         mode: Any = os.environ.get("WANDB_MODE", "offline")
-        identity = run.memory.setdefault("id", secrets.token_hex(4))
+        identity = run.tracker_state.setdefault("id", secrets.token_hex(4))
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "feda2l"),
             name=run.spec.name,
@@ -47,5 +47,5 @@ class WandbTracker:
     def end(self, summary: Mapping[str, Any]) -> None:
         found = outcome(summary)
         self.run.summary.update(found)
-        self.run.finish(exit_code=int(found["status"] == "diverged"))
-        self.memory["open"] = False
+        self.run.finish(exit_code=int(found["status"] == "non_finite"))
+        self.tracker_state["open"] = False

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from feda2l.records.folder_locks import held_locks
+from feda2l.records.folder_locks import locked_folders
 from feda2l.watch.find_folders import MOST, Folders
 from feda2l.watch.watched_run import WatchedRun, unreadable, waiting
 
@@ -71,12 +71,12 @@ class Follower:
 
     def _texts(self) -> dict[str, str]:
         """What is to be told of every run, as JSON by id."""
-        texts, held = {}, held_locks()
+        texts, locked = {}, locked_folders()
         for run in self._runs.values():
             if self.closed:
                 break
             try:
-                changed = run.look(held) or run.id not in self._told
+                changed = run.look(locked) or run.id not in self._told
                 texts[run.id] = _json(run.told()) if changed else self._told[run.id][1]
             except DAMAGE as error:  # what others wrote into a folder must not end the view of the rest
                 texts[run.id] = _json(unreadable(run, error))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from feda2l.report.page_data import BINS, packed
-from feda2l.watch.arriving import SIGNALS, Rounds
+from feda2l.watch.incoming_records import SIGNALS, Rounds
 
 
 def heat_of_rounds(rounds: Rounds) -> dict[str, object] | str:

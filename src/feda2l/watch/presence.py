@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from feda2l.records.folder_locks import Held, is_held
+from feda2l.records.folder_locks import LockedFolders, is_locked
 from feda2l.records.run_folder import RunFolder
 
 QUIET = 30.0  # seconds without news after which a process that cannot be seen is taken for gone
@@ -17,8 +17,8 @@ class Presence:
         self.folder = folder
         self._seen = False  # its lock, at any time
 
-    def there(self, held: Held, pace: float | None) -> bool:
-        if is_held(self.folder.path, held):
+    def there(self, locked: LockedFolders, pace: float | None) -> bool:
+        if is_locked(self.folder.path, locked):
             self._seen = True
             return True
         if self._seen:

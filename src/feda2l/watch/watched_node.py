@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from feda2l.records.folder_locks import Held
+from feda2l.records.folder_locks import LockedFolders
 from feda2l.records.run_folder import RunFolder
 from feda2l.report.page_data import numbers
-from feda2l.watch.arriving import Arriving
+from feda2l.watch.incoming_records import Arriving
 from feda2l.watch.presence import Presence
 
 
@@ -17,7 +17,7 @@ class WatchedNode:
         self.arriving, self.presence = Arriving(self.folder), Presence(self.folder)
         self.state = "waiting"
 
-    def look(self, held: Held) -> bool:
+    def look(self, locked: LockedFolders) -> bool:
         """Bring it up to date; has anything changed?"""
         before = self.state
         changed = self.arriving.read()
@@ -26,7 +26,7 @@ class WatchedNode:
         elif not self.folder.started:
             self.state = "waiting"
         else:
-            self.state = "running" if self.presence.there(held, self.arriving.pace) else "stopped"
+            self.state = "running" if self.presence.there(locked, self.arriving.pace) else "stopped"
         return changed or self.state != before
 
     def told(self) -> dict[str, object]:
@@ -38,6 +38,6 @@ class WatchedNode:
             "round": len(rounds),
             "score": score,
             "loss": loss,
-            "heard": rounds.heard,
+            "received": rounds.received,
             "pace": self.arriving.pace,
         }

@@ -7,17 +7,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feda2l.records.folder_locks import Held
+from feda2l.records.folder_locks import LockedFolders
 from feda2l.records.run_folder import RunFolder
 from feda2l.report.curves import Curve, Floats, read_curves
 from feda2l.report.find_runs import FoundRun, Notes
 from feda2l.report.page_data import POINTS, edges_of, heat_of, numbers
-from feda2l.watch.arriving import Arriving, Rounds, joined
 from feda2l.watch.heat import heat_of_rounds
+from feda2l.watch.incoming_records import Arriving, Rounds, joined
 from feda2l.watch.presence import Presence
 from feda2l.watch.watched_node import WatchedNode
 
-State = Literal["running", "waiting", "stopped", "failed", "diverged", "finished"]
+State = Literal["running", "waiting", "stopped", "failed", "non_finite", "finished"]
 Seen = tuple[int, int, int] | None  # a file's inode, size and time of change; None where there is none
 
 
@@ -36,18 +36,18 @@ class WatchedRun:
         self._curve: Curve | None = None  # once it is at its end
         self._files: dict[str, Seen] = {}
 
-    def look(self, held: Held) -> bool:
+    def look(self, locked: LockedFolders) -> bool:
         """Has anything changed since the last look?"""
         before = self.state, self.words
         changed = self._read_files()
         if changed or not self.run.summary:
             for node in self.nodes:
-                changed |= node.look(held)
+                changed |= node.look(locked)
         if self.run.summary:
             self._arriving = None
-            self.state = "diverged" if self.run.diverged else "finished"
+            self.state = "non_finite" if self.run.non_finite else "finished"
         else:
-            changed |= self._read_rounds(held)
+            changed |= self._read_rounds(locked)
         if changed:
             self.rounds = self._arrived()
         return changed or before != (self.state, self.words)
@@ -139,18 +139,18 @@ class WatchedRun:
     def _read_curve(self) -> None:
         notes = Notes()
         self._curve = read_curves([self.run], notes).get(self.folder.path)
-        where = self.run.summary.get("diverged") or {}
+        where = self.run.summary.get("non_finite") or {}
         told = [f"round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"] * bool(where)
         self.words = "; ".join(told if self._curve else [*told, *notes.reasons])
 
-    def _read_rounds(self, held: Held) -> bool:
+    def _read_rounds(self, locked: LockedFolders) -> bool:
         if self._arriving is None:
             self._arriving = Arriving(self.folder)
         # while a swarm runs, the rounds are with its nodes
         changed = False if self.nodes else self._arriving.read()
         error = _error(self.folder.path)
         working = any(node.state == "running" for node in self.nodes)
-        if self._presence.there(held, self._arriving.pace) or working:
+        if self._presence.there(locked, self._arriving.pace) or working:
             self.state, self.words = "running", self._arriving.damage
         elif error:
             self.state, self.words = "failed", error
@@ -217,7 +217,7 @@ def _finished(path: Path) -> dict[str, Any]:
     """The summary of a run that is at its end; nothing of one that is damaged."""
     try:
         summary = json.loads(path.read_bytes())
-        return summary if summary["status"] in ("finished", "diverged") and int(summary["rounds"]) >= 0 else {}
+        return summary if summary["status"] in ("finished", "non_finite") and int(summary["rounds"]) >= 0 else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

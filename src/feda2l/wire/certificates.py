@@ -28,7 +28,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from feda2l.errors import FedA2LError, RunFailed
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a file's name, a key's part and a common name alike
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
@@ -61,7 +61,7 @@ class Identity:
         if authority is not None:
             try:
                 authority.check(read.public_bytes(Encoding.DER))
-            except Refused as error:
+            except RejectedMessage as error:
                 raise certificate_error(
                     f"{certificate}: {authority.path} does not vouch for it ({error}); "
                     "all nodes of a run need certificates of one CA"
@@ -99,25 +99,25 @@ class Authority:
         """
         try:
             return self._verify(x509.load_der_x509_certificate(der))
-        except Refused:
+        except RejectedMessage:
             raise
         except Exception as error:  # whatever the parser makes of a stranger's bytes
-            raise Refused("certificate", "cannot be read") from error
+            raise RejectedMessage("certificate", "cannot be read") from error
 
     def _verify(self, certificate: x509.Certificate) -> tuple[str, Ed25519PublicKey]:
         issuer = next((ca for ca in self.certificates if _issued(certificate, ca)), None)
         if issuer is None:
-            raise Refused("authority", f"not signed by {self.path.name}")
+            raise RejectedMessage("authority", f"not signed by {self.path.name}")
         if when := _when(certificate):
-            raise Refused(f"certificate {when}")
+            raise RejectedMessage(f"certificate {when}")
         if when := _when(issuer):
-            raise Refused(f"authority {when}")
+            raise RejectedMessage(f"authority {when}")
         name, key = _common_name(certificate), certificate.public_key()
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         if _is_authority(certificate) or not set(BOTH_SIDES) <= set(usages) or not NAME.fullmatch(name):
-            raise Refused("certificate", "not a node's")
+            raise RejectedMessage("certificate", "not a node's")
         if not isinstance(key, Ed25519PublicKey):
-            raise Refused("certificate", "its key is not Ed25519")
+            raise RejectedMessage("certificate", "its key is not Ed25519")
         return name, key
 
 

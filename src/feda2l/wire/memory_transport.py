@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from feda2l.wire.refused import Refused
-from feda2l.wire.transport import Answer, Payload
+from feda2l.wire.rejected_message import RejectedMessage
+from feda2l.wire.transport import Payload, RequestHandler
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ class Hub:
     def __init__(self) -> None:
         self.members: dict[str, MemoryTransport] = {}
         self.cuts: set[frozenset[str]] = set()
-        self.questions: list[_Question] = []  # open ones: a cut or a leave ends those it touches
+        self.questions: list[_MemoryRequest] = []  # open ones: a cut or a leave ends those it touches
         self.lock = threading.Lock()
 
     def join(self, name: str) -> "MemoryTransport":
@@ -48,7 +48,7 @@ class Hub:
             del self.members[name]
         self.end(lambda question: name in (question.asker, question.asked))
 
-    def end(self, touched: "Callable[[_Question], bool]") -> None:
+    def end(self, touched: "Callable[[_MemoryRequest], bool]") -> None:
         with self.lock:
             ending = [question for question in self.questions if touched(question)]
         for question in ending:
@@ -60,11 +60,13 @@ class MemoryTransport:
 
     def __init__(self, hub: Hub, name: str) -> None:
         self.hub, self.name = hub, name
-        self.answer: Answer | None = None
-        self.workers: dict[str, SimpleQueue[_Question | None]] = {}  # one thread for each asker, as in the real one
+        self.answer: RequestHandler | None = None
+        self.workers: dict[
+            str, SimpleQueue[_MemoryRequest | None]
+        ] = {}  # one thread for each asker, as in the real one
         self.closed = False
 
-    def serve(self, answer: Answer) -> None:
+    def serve(self, answer: RequestHandler) -> None:
         self.answer = answer
 
     def ask(
@@ -73,7 +75,7 @@ class MemoryTransport:
         asked = self.hub.reach(self.name, neighbour)
         if asked is None:
             return None
-        question = _Question(self.name, neighbour, key)
+        question = _MemoryRequest(self.name, neighbour, key)
         with self.hub.lock:
             self.hub.questions.append(question)
         try:
@@ -87,7 +89,7 @@ class MemoryTransport:
         payload = question.payload
         if payload is not None and memoryview(payload).nbytes > limit:
             size = memoryview(payload).nbytes
-            raise Refused("too large", f"{size} bytes in answer to {key}, {limit} allowed")
+            raise RejectedMessage("too large", f"{size} bytes in answer to {key}, {limit} allowed")
         return payload
 
     def alive(self, neighbour: str) -> bool:
@@ -103,7 +105,7 @@ class MemoryTransport:
         for worker in workers:
             worker.put(None)
 
-    def take(self, question: "_Question") -> None:
+    def take(self, question: "_MemoryRequest") -> None:
         with self.hub.lock:
             if self.closed:
                 return
@@ -114,7 +116,7 @@ class MemoryTransport:
                 threading.Thread(target=self._work, args=(worker,), name=name, daemon=True).start()
         worker.put(question)
 
-    def _work(self, questions: "SimpleQueue[_Question | None]") -> None:
+    def _work(self, questions: "SimpleQueue[_MemoryRequest | None]") -> None:
         while (question := questions.get()) is not None:
             assert self.answer is not None
             try:
@@ -124,7 +126,7 @@ class MemoryTransport:
                 question.reply(None)
 
 
-class _Question:
+class _MemoryRequest:
     """A question and, once it came, its answer."""
 
     def __init__(self, asker: str, asked: str, key: str) -> None:

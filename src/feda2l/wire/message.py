@@ -17,7 +17,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 
 from feda2l.wire.certificates import NAME, Authority, Identity
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 
 PROTOCOL = 1
 HEAD_LIMIT = 8192  # bytes of a sealed head
@@ -38,7 +38,7 @@ MOST = {
     "samples": 2**40,
     "steps": 2**40,
     "degree": 2**20,
-    "heard_by": 2**20,
+    "receivers": 2**20,
 }
 
 
@@ -57,7 +57,7 @@ class Head:
     samples: int  # of the sender's shard
     steps: int  # local steps of the round
     degree: int  # neighbours it hears
-    heard_by: int  # neighbours that hear it
+    receivers: int  # neighbours that hear it
 
     def __post_init__(self) -> None:
         if wrong := _wrong(asdict(self)):
@@ -70,9 +70,9 @@ class Head:
         """
         for field, wanted in (("run", run), ("sender", sender), ("model", model)):
             if getattr(self, field) != wanted:
-                raise Refused(field, "the head is of another one")
+                raise RejectedMessage(field, "the head is of another one")
         if (self.round, self.step) < (round, step):
-            raise Refused("replay", f"round {self.round}.{self.step} for {round}.{step}")
+            raise RejectedMessage("replay", f"round {self.round}.{self.step} for {round}.{step}")
 
 
 FIELDS = tuple(field.name for field in fields(Head))
@@ -97,22 +97,22 @@ def unseal(data: bytes | bytearray | memoryview, authority: Authority | None) ->
     """
     data = memoryview(data).cast("B")
     if len(data) > HEAD_LIMIT:
-        raise Refused("head too large", f"{len(data)} bytes")
+        raise RejectedMessage("head too large", f"{len(data)} bytes")
     text, certificate, signature = _parts(bytes(data))
     head = _head(text)
     if authority is None:
         if certificate or signature:
-            raise Refused("signed", "the sender is secure, this node is not")
+            raise RejectedMessage("signed", "the sender is secure, this node is not")
         return head
     if not certificate or not signature:
-        raise Refused("unsigned")
+        raise RejectedMessage("unsigned")
     name, key = authority.check(certificate)
     if name != head.sender:
-        raise Refused("sender", f"the certificate is of {name}")
+        raise RejectedMessage("sender", f"the certificate is of {name}")
     try:
         key.verify(signature, TAG + text)
     except InvalidSignature as error:
-        raise Refused("signature") from error
+        raise RejectedMessage("signature") from error
     return head
 
 
@@ -122,31 +122,31 @@ def _text(head: Head) -> bytes:
 
 def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
     if len(data) < LENGTHS.size:
-        raise Refused("head", "too short")
+        raise RejectedMessage("head", "too short")
     lengths = LENGTHS.unpack_from(data)
     if sum(lengths) != len(data) - LENGTHS.size:
-        raise Refused("head", "its lengths do not add up")
+        raise RejectedMessage("head", "its lengths do not add up")
     first, second = LENGTHS.size + lengths[0], LENGTHS.size + lengths[0] + lengths[1]
     return data[LENGTHS.size : first], data[first:second], data[second:]
 
 
 def _head(text: bytes) -> Head:
     if b"[" in text or text.count(b"{") != 1:  # a head is flat; a deep one would exhaust the parser's stack
-        raise Refused("head", "not a flat object")
+        raise RejectedMessage("head", "not a flat object")
     try:
         values = json.loads(text.decode("ascii"))
     except ValueError as error:  # no ASCII, no JSON, or a number of thousands of digits
-        raise Refused("head", "not JSON") from error
+        raise RejectedMessage("head", "not JSON") from error
     if not isinstance(values, dict):
-        raise Refused("head", "not a flat object")
+        raise RejectedMessage("head", "not a flat object")
     protocol = values.get("protocol")
     if type(protocol) is int and protocol != PROTOCOL:  # before the fields: another version may have others
-        raise Refused("protocol", f"not {PROTOCOL}")
+        raise RejectedMessage("protocol", f"not {PROTOCOL}")
     if wrong := _wrong(values):
-        raise Refused("field", wrong)
+        raise RejectedMessage("field", wrong)
     head = Head(**values)
     if _text(head) != text:
-        raise Refused("head", "not in its one spelling")
+        raise RejectedMessage("head", "not in its one spelling")
     return head
 
 

@@ -20,7 +20,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 
 Payload = bytes | bytearray | memoryview
 
@@ -34,7 +34,7 @@ with warnings.catch_warnings():  # torch says once that it can write to read-onl
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """What a tensor is, and where its values lie in the payload: bytes [start, stop)."""
 
     dtype: torch.dtype
@@ -64,7 +64,7 @@ class Template:
             dtype, shape = tensors[name]
             start, end = end, end + math.prod(shape) * dtype.itemsize
             entries[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-            places[name] = Place(dtype, shape, start, end)
+            places[name] = TensorPlace(dtype, shape, start, end)
         header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
         header += b" " * (-len(header) % ALIGNMENT)
         self.head = struct.pack("<Q", len(header)) + header
@@ -135,23 +135,23 @@ def unpack(
     """
     payload = memoryview(payload).cast("B")
     if payload.nbytes != template.limit:
-        raise Refused("size", f"{payload.nbytes} bytes instead of {template.limit}")
+        raise RejectedMessage("size", f"{payload.nbytes} bytes instead of {template.limit}")
     if promised is not None and digest(payload) != promised:
-        raise Refused("digest", "not the bytes that were signed")
+        raise RejectedMessage("digest", "not the bytes that were signed")
     if payload[: len(template.head)] != template.head:
-        raise Refused("layout", "names, dtypes or shapes are not those of our model")
+        raise RejectedMessage("layout", "names, dtypes or shapes are not those of our model")
     tensors = template.views(payload)
     if (size := math.hypot(*(_checked_norm(name, tensor) for name, tensor in tensors.items()))) > most:
-        raise Refused("norm", f"{size:.3g} is more than {most:.3g}")
+        raise RejectedMessage("norm", f"{size:.3g} is more than {most:.3g}")
     return tensors
 
 
 def _checked_norm(name: str, tensor: Tensor) -> float:
     size = _norm(tensor)
     if not math.isfinite(size):
-        raise Refused("not finite", name)
+        raise RejectedMessage("not finite", name)
     if name.endswith(VARIANCES) and tensor.numel() and tensor.min() < 0:
-        raise Refused("negative variance", name)
+        raise RejectedMessage("negative variance", name)
     return size
 
 

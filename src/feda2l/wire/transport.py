@@ -10,7 +10,7 @@ Reply = Callable[[Payload | None], None]
 """Gives the answer to one question, None for "nothing". It never waits for the network, works from any thread,
 and only the first call counts; a question whose `Reply` is lost without a call stays open until it times out."""
 
-Answer = Callable[[str, Reply], None]
+RequestHandler = Callable[[str, Reply], None]
 """Called with the key of a question and its `Reply`, which may be kept and called later (a *held* question).
 
 It runs in the transport's threads, one at a time for each neighbour, several for several neighbours. A large payload is
@@ -22,7 +22,7 @@ them out must be cheap. An exception is logged and counts as "nothing".
 class Transport(Protocol):
     """The links of one node to its neighbours. Keys are `head/ROUND/STEP` and `load/ROUND/STEP`."""
 
-    def serve(self, answer: Answer) -> None:
+    def serve(self, answer: RequestHandler) -> None:
         """Answer the neighbours' questions from now on. Questions that came before found nothing."""
 
     def ask(
@@ -32,7 +32,7 @@ class Transport(Protocol):
 
         `into` is memory of `limit` bytes that a large answer may be put in: fresh memory takes longer than the copy.
 
-        Raises `Refused` for an answer of more than `limit` bytes (before it is fetched) or one that makes no sense.
+        Raises `RejectedMessage` for an answer of more than `limit` bytes (before it is fetched) or one that makes no sense.
         Any number of threads may ask at the same time.
         """
 

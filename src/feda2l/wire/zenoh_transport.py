@@ -37,8 +37,8 @@ import numpy as np
 import zenoh
 
 from feda2l.errors import RunFailed
-from feda2l.wire.refused import Refused
-from feda2l.wire.transport import Answer, Payload
+from feda2l.wire.rejected_message import RejectedMessage
+from feda2l.wire.transport import Payload, RequestHandler
 from feda2l.wire.zenoh_settings import PIECE, Tls, session_settings
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ZenohTransport:
         self, name: str, run: str, listen: str, neighbours: Mapping[str, str | None], tls: Tls | None = None
     ) -> None:
         self.name, self.run, self.listen = name, run, listen
-        self.answer: Answer | None = None
+        self.answer: RequestHandler | None = None
         self.receiver: threading.Thread | None = None  # takes the questions, while we serve
         self.inboxes: dict[str, set[_Inbox]] = {}  # of those who wait for an answer, by whom they asked
         self.lock = threading.Lock()  # around opening and closing
@@ -67,7 +67,7 @@ class ZenohTransport:
         self._open(neighbours, tls)
         atexit.register(self.close)
 
-    def serve(self, answer: Answer) -> None:
+    def serve(self, answer: RequestHandler) -> None:
         with self.lock:
             first, self.answer = self.answer is None, answer
             if first:
@@ -151,7 +151,7 @@ class ZenohTransport:
         if asker is None or self.answer is None or "*" in parts[-1] or not re.fullmatch("[0-9]{1,15}", start):
             query.drop()
         else:
-            asker.take(_Question(query, parts[-1], int(start)), self.answer)
+            asker.take(_ZenohRequest(query, parts[-1], int(start)), self.answer)
 
     def _fetch(self, neighbour: str, key: str, until: float, limit: int, into: memoryview | None) -> Payload | None:
         where = f"feda2l/{self.run}/{neighbour}/{self.name}/{key}"
@@ -162,7 +162,7 @@ class ZenohTransport:
                 return None
             total = _total(first[1], key)
             if total > limit:
-                raise Refused("too large", f"{total} bytes in answer to {key}, {limit} allowed")
+                raise RejectedMessage("too large", f"{total} bytes in answer to {key}, {limit} allowed")
             _check(first[1], 0, total, key)
             if total <= PIECE:
                 return first[1].payload.to_bytes()
@@ -185,7 +185,7 @@ class ZenohTransport:
                 return False
             start, piece = taken
             if _total(piece, key) != total:
-                raise Refused("bad piece", f"the answer to {key} changed while we fetched it")
+                raise RejectedMessage("bad piece", f"the answer to {key} changed while we fetched it")
             _check(piece, start, total, key)
             for later in islice(following, 1):
                 self._send(f"{where}?from={later}", later, until, inbox)
@@ -266,10 +266,10 @@ class _Asker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.pool = ThreadPoolExecutor(1, thread_name_prefix=f"answers-{name}")
-        self.open: dict[_Question, None] = {}  # in the order they came
+        self.open: dict[_ZenohRequest, None] = {}  # in the order they came
         self.lock = threading.Lock()
 
-    def take(self, question: "_Question", answer: Answer) -> None:
+    def take(self, question: "_ZenohRequest", answer: RequestHandler) -> None:
         question.asker = self
         with self.lock:
             self.open[question] = None
@@ -278,7 +278,7 @@ class _Asker:
             oldest.reply(None)
         self.run(question, lambda: question.put_to(answer))
 
-    def run(self, question: "_Question", job: Any) -> None:
+    def run(self, question: "_ZenohRequest", job: Any) -> None:
         try:
             self.pool.submit(job)
         except RuntimeError:  # closed
@@ -292,7 +292,7 @@ class _Asker:
             question.end()
 
 
-class _Question:
+class _ZenohRequest:
     """A query we were sent. `reply` may be called from anywhere and never waits."""
 
     asker: _Asker
@@ -302,7 +302,7 @@ class _Question:
         self.answered = False
         self.lock = threading.Lock()
 
-    def put_to(self, answer: Answer) -> None:
+    def put_to(self, answer: RequestHandler) -> None:
         try:
             answer(self.key, self.reply)
         except Exception:
@@ -346,10 +346,10 @@ def _total(piece: zenoh.Sample, key: str) -> int:
     """How long the whole answer is, as its sender says."""
     total = piece.attachment
     if total is None or len(total) != 8:
-        raise Refused("bad piece", f"the answer to {key} does not say how long it is")
+        raise RejectedMessage("bad piece", f"the answer to {key} does not say how long it is")
     return int.from_bytes(total.to_bytes(), "little")
 
 
 def _check(piece: zenoh.Sample, start: int, total: int, key: str) -> None:
     if len(piece.payload) != min(PIECE, total - start):
-        raise Refused("bad piece", f"{len(piece.payload)} bytes at {start} of {total} in answer to {key}")
+        raise RejectedMessage("bad piece", f"{len(piece.payload)} bytes at {start} of {total} in answer to {key}")

@@ -4,7 +4,7 @@ const told = new Map();  // by id: a run's line and curve
 let detail = {};  // of the chosen run: heat maps, graph, spec
 let ids = null, folder = "", note = "", lost = false;
 const choice = { setting: null, run: null, byHand: false };  // by name and id, since places change as runs come
-const ORDER = ["running", "failed", "diverged", "stopped", "waiting", "finished"];
+const ORDER = ["running", "failed", "non_finite", "stopped", "waiting", "finished"];
 const SPEC_LESS = { heat: "being read", nodes: [], edges: "being read", spec: "", environment: "" };
 
 // --- words ----------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ function sayStatus() {
   const count = state => all.filter(run => run.state === state).length;
   const counts = ORDER.filter(count).map(state => `${count(state)} ${state}`).join(", ");
   let is = ORDER.find(count) || "none", text = counts;
-  if (is === "diverged") is = "failed";
+  if (is === "non_finite") is = "failed";
   if (lost) {
     is = "gone";
     text = "The server is gone; what runs goes on without it. Start feda2l watch again, and this page follows.";
@@ -121,7 +121,7 @@ function drawSwarm() {
     setText(round, `${node.round}/${run.rounds}`);
     setText(score, scoreOf(node.score, run.metric));
     setText(loss, number(node.loss));
-    setText(heard, isNumber(node.heard) ? String(node.heard) : "");
+    setText(heard, isNumber(node.received) ? String(node.received) : "");
     setText(pace, number(node.pace));
   });
 }

@@ -1,7 +1,7 @@
 """What a node says of a message or a peer that it does not trust."""
 
 
-class Refused(Exception):
+class RejectedMessage(Exception):
     """Bytes from outside that are not taken. Not a user's mistake: it is counted, attributed, and the run goes on.
 
     `reason` is one of a few short, fixed phrases, fit to label a counter; `detail` says more for the log and never

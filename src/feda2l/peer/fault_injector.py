@@ -31,12 +31,12 @@ class PlannedFaults:
         """Whoever crashed or hung comes back by itself; this is for one that is well."""
         return self.plan.rejoins(self.node, round) is not None and not self.plan.away(self.node, round - 1)
 
-    def hears(self, sender: int, round: int) -> bool:
+    def receives(self, sender: int, round: int) -> bool:
         """A message that arrives broken is heard, and refused.
 
         Whether it should be away itself does not matter: one that hung and goes on asks how far the others are.
         """
         return self.plan.reaches(sender, self.node, round) or self.plan.rejects(self.node, sender, round)
 
-    def spoils(self, sender: int, round: int) -> bool:
+    def corrupts(self, sender: int, round: int) -> bool:
         return self.plan.rejects(self.node, sender, round)

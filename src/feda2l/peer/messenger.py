@@ -14,7 +14,7 @@ from feda2l.wire.certificates import Authority, Identity
 from feda2l.wire.mailbox import NEWEST, Mailbox, Message
 from feda2l.wire.message import HEAD_LIMIT, MOST, PROTOCOL, Head, seal, unseal
 from feda2l.wire.payload import Template, digest, pack, unpack
-from feda2l.wire.refused import Refused
+from feda2l.wire.rejected_message import RejectedMessage
 from feda2l.wire.transport import Transport
 
 SLICE = 5.0  # seconds of one held question; then it is asked again, so that a hung neighbour binds nobody for long
@@ -33,10 +33,10 @@ class Facts(NamedTuple):
     samples: int
     steps: int
     degree: int
-    heard_by: int
+    receivers: int
 
 
-class Meddler(Protocol):
+class FaultInjector(Protocol):
     """What a fault plan does to a node and to what it hears."""
 
     def before_message(self, round: int) -> None:
@@ -45,14 +45,14 @@ class Meddler(Protocol):
     def rejoins(self, round: int) -> bool:
         """Does the node begin this round from the others' states?"""
 
-    def hears(self, sender: int, round: int) -> bool:
+    def receives(self, sender: int, round: int) -> bool:
         """Does the link from a sender work in this round?"""
 
-    def spoils(self, sender: int, round: int) -> bool:
+    def corrupts(self, sender: int, round: int) -> bool:
         """Does the sender's message arrive broken?"""
 
 
-class Courier:
+class Messenger:
     """One node's mail. `rejected(neighbour, why, quarantined)` is told of every message that is not taken."""
 
     def __init__(
@@ -67,13 +67,18 @@ class Courier:
         exchanges: int = 1,
         kept: int = 2,
         listeners: Sequence[Neighbour] = (),
-        meddler: Meddler | None = None,
-        rejected: Callable[[Neighbour, Refused, bool], None] = lambda neighbour, refused, quarantined: None,
+        fault_injector: FaultInjector | None = None,
+        rejected: Callable[[Neighbour, RejectedMessage, bool], None] = lambda neighbour, refused, quarantined: None,
     ) -> None:
         self.transport, self.facts = transport, facts
         self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.id)
         self.listeners = listeners  # who hear us and are not heard: asked only how far they are
-        self.identity, self.authority, self.meddler, self.rejected = identity, authority, meddler, rejected
+        self.identity, self.authority, self.fault_injector, self.rejected = (
+            identity,
+            authority,
+            fault_injector,
+            rejected,
+        )
         self.rounds = rounds  # of the run: nobody can be further
         self.exchanges = exchanges  # of a round
         self.mailbox = Mailbox(kept)
@@ -128,10 +133,10 @@ class Courier:
             samples=facts.samples,
             steps=facts.steps,
             degree=facts.degree,
-            heard_by=facts.heard_by,
+            receivers=facts.receivers,
         )
-        if self.meddler and tensors:
-            self.meddler.before_message(round)
+        if self.fault_injector and tensors:
+            self.fault_injector.before_message(round)
         self.mailbox.publish(Message(round, step, seal(head, self.identity), load))
 
     def heads(self, round: int, step: int) -> dict[Neighbour, Head]:
@@ -146,7 +151,7 @@ class Courier:
         found |= self._confirmed(list(found.values()), asked)
         if alone and not found:
             self._keep_pace()
-        if len(found) == len(self.neighbours) == self.facts.heard_by and self._mutual:
+        if len(found) == len(self.neighbours) == self.facts.receivers and self._mutual:
             # they have what went before, or they would not be here: its memory takes what they send
             self._spare = self._spare or self.mailbox.make_room()
         return dict(sorted(found.items(), key=lambda item: item[0].id))
@@ -191,7 +196,7 @@ class Courier:
         """
         try:
             if head.size != template.limit:
-                raise Refused("size", f"{head.size} bytes announced instead of {template.limit}")
+                raise RejectedMessage("size", f"{head.size} bytes announced instead of {template.limit}")
             left = max(self.began + neighbour.patience - time.monotonic(), neighbour.deadline.least)
             key = f"load/{head.round}/{head.step}"
             if self._spare is None or len(self._spare) != template.limit:
@@ -201,11 +206,11 @@ class Courier:
                 neighbour.missed()
                 return None
             self.received += len(payload)
-            if self.meddler and self.meddler.spoils(neighbour.id, head.round):
+            if self.fault_injector and self.fault_injector.corrupts(neighbour.id, head.round):
                 payload = bytearray(payload)
                 payload[len(payload) // 2] ^= 1
             tensors = unpack(payload, template, head.digest, most)
-        except Refused as refused:
+        except RejectedMessage as refused:
             self._refuse(neighbour, refused)
             return None
         neighbour.came(head.round, time.monotonic() - self.began)
@@ -246,9 +251,9 @@ class Courier:
 
     def _gets_on(self, listener: Neighbour, head: Head) -> bool:
         """Has it come to another round within its patience?"""
-        if head.round > listener.heard or not listener.heard_at:
-            listener.heard, listener.heard_at = head.round, time.monotonic()
-        return time.monotonic() < listener.heard_at + listener.patience
+        if head.round > listener.received or not listener.received_at:
+            listener.received, listener.received_at = head.round, time.monotonic()
+        return time.monotonic() < listener.received_at + listener.patience
 
     @property
     def _mutual(self) -> bool:
@@ -258,7 +263,7 @@ class Courier:
     def _asked(self, neighbour: Neighbour, round: int) -> bool:
         if neighbour.quarantined(round):
             return False
-        return self.meddler is None or self.meddler.hears(neighbour.id, round)
+        return self.fault_injector is None or self.fault_injector.receives(neighbour.id, round)
 
     def _head(self, neighbour: Neighbour, round: int, step: int) -> Head | None:
         """A neighbour's head of an exchange, as soon as it is there and unless it is too late."""
@@ -269,12 +274,12 @@ class Courier:
             neighbour.present = True  # it keeps the pace again
         least = time.monotonic() + neighbour.deadline.least
         until = max(self.began + neighbour.patience, least)
-        refusals = neighbour.rejects.total()
+        rejected_messages = neighbour.rejects.total()
         while (left := until - time.monotonic()) > 0:
             head = self._ask_head(neighbour, f"head/{round}/{step}", min(left, SLICE), (round, step))
             if head is not None:
                 return self._last(neighbour, head) if head.round > round else head
-            if neighbour.rejects.total() > refusals:
+            if neighbour.rejects.total() > rejected_messages:
                 return None  # one bad message a round: else a single bad round would cost all strikes
             if time.monotonic() > least and not self.transport.alive(neighbour.name):
                 break  # it is not slow, its link is down: there is nobody to be patient with
@@ -340,16 +345,16 @@ class Courier:
             round, step = when
             head.expect(run=facts.run, round=round, step=step, sender=neighbour.name, model=facts.model)
             if head.round > self.rounds + 1:  # a farewell is of the round after the last
-                raise Refused("round", f"{head.round} of {self.rounds}")
+                raise RejectedMessage("round", f"{head.round} of {self.rounds}")
             if not 1 <= head.samples <= neighbour.limits.samples:
-                raise Refused("samples", f"{head.samples} claimed, {neighbour.limits.samples} allowed")
-        except Refused as refused:
+                raise RejectedMessage("samples", f"{head.samples} claimed, {neighbour.limits.samples} allowed")
+        except RejectedMessage as refused:
             self._refuse(neighbour, refused)
             return None
         return head
 
-    def _refuse(self, neighbour: Neighbour, refused: Refused) -> None:
-        quarantined = neighbour.misbehaved(refused.reason, self.round)
+    def _refuse(self, neighbour: Neighbour, refused: RejectedMessage) -> None:
+        quarantined = neighbour.record_rejection(refused.reason, self.round)
         self.rejected(neighbour, refused, quarantined)
 
 

@@ -13,7 +13,7 @@ from feda2l.records.round_record import METRICS, LayerColumn, Metric, RoundRecor
 from feda2l.records.round_timings import RoundTimings, total_seconds
 from feda2l.records.run_folder import RunFolder
 
-SIGNALS: tuple[LayerColumn, ...] = ("rate", "sigma", "zeta")
+SIGNALS: tuple[LayerColumn, ...] = ("rate", "divergence", "stability")
 CELLS = 2000  # nodes x layers of a round that are kept for the heat maps
 PACE = 10  # rounds over which the time of one is averaged
 Signals = NDArray[np.float32]
@@ -29,7 +29,7 @@ class Rounds:
         self.distance: list[float] = []
         self.sent: list[float] = []
         self.nodes: list[float] = []  # every node's score when it was last measured
-        self.heard: int | None = None  # by a node of a network, in its last round
+        self.received: int | None = None  # by a node of a network, in its last round
         self.count = 0  # of nodes
         self.layers: list[str] = []
         self.signals: list[Signals | None] = []  # [signal, node, layer] of every round; None for one that a peer missed
@@ -47,7 +47,7 @@ class Rounds:
         self.sent.append(_number(record.get("bytes_sent")))
         if metric:
             self.nodes = [_number(value) for value in nodes[metric]]
-        self.heard = len(record["heard"]) if "heard" in record else None
+        self.received = len(record["received"]) if "received" in record else None
         self.count, self.layers = len(nodes["train_loss"]), layers["name"] or self.layers
         self.signals.append(_signals(record))
 

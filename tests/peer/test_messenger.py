@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
-from feda2l.peer.courier import Courier, Facts
+from feda2l.peer.messenger import Facts, Messenger
 from feda2l.peer.neighbours import Neighbour
 from feda2l.wire.mailbox import Mailbox
 from feda2l.wire.memory_transport import Hub
@@ -33,7 +33,9 @@ class Told(list[tuple[str, str, bool]]):
         self.append((neighbour.name, refused.reason, quarantined))
 
 
-def courier(hub: Hub, name: str, *near: str, told: Told | None = None, exchanges: int = 1, **limits: Any) -> Courier:
+def messenger(
+    hub: Hub, name: str, *near: str, told: Told | None = None, exchanges: int = 1, **limits: Any
+) -> Messenger:
     made = [
         Neighbour(
             NeighbourConfig(name=other, id=int(other[1:]), address="localhost:1"),
@@ -42,9 +44,9 @@ def courier(hub: Hub, name: str, *near: str, told: Told | None = None, exchanges
         )
         for other in near
     ]
-    facts = Facts("run", name, TEMPLATE.fingerprint, samples=10, steps=1, degree=len(near), heard_by=len(near))
+    facts = Facts("run", name, TEMPLATE.fingerprint, samples=10, steps=1, degree=len(near), receivers=len(near))
     told = told if told is not None else Told()
-    return Courier(hub.join(name), made, facts, exchanges=exchanges, rejected=told)
+    return Messenger(hub.join(name), made, facts, exchanges=exchanges, rejected=told)
 
 
 def one_way(name: str, direction: Literal["both", "in", "out"], most: float = MOST) -> Neighbour:
@@ -67,7 +69,7 @@ def head(sender: str, round: int, load: Payload = b"", **changes: Any) -> bytes:
         "samples": 10,
         "steps": 1,
         "degree": 1,
-        "heard_by": 1,
+        "receivers": 1,
     }
     return seal(Head(**(said | changes)), None)
 
@@ -90,7 +92,7 @@ def hub() -> Hub:
 
 
 def test_heads_come_in_ascending_id_and_loads_are_the_tensors(hub):
-    couriers = [courier(hub, f"n{i}", *(f"n{j}" for j in (2, 1, 0) if j != i)) for i in range(3)]
+    couriers = [messenger(hub, f"n{i}", *(f"n{j}" for j in (2, 1, 0) if j != i)) for i in range(3)]
     for one in couriers:
         one.publish(1, 0, ROW, TEMPLATE)
     heads = couriers[0].heads(1, 0)
@@ -99,12 +101,12 @@ def test_heads_come_in_ascending_id_and_loads_are_the_tensors(hub):
         loaded = couriers[0].load(neighbour, said, TEMPLATE, NORM)
         assert loaded is not None
         assert all(torch.equal(loaded[name], ROW[name]) for name in ROW)
-        assert neighbour.heard == 1
+        assert neighbour.received == 1
     assert couriers[0].received == 2 * TEMPLATE.limit
 
 
 def test_a_question_is_held_until_the_neighbour_is_there(hub):
-    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     threading.Timer(0.3, other.publish, (1, 0, ROW, TEMPLATE)).start()
     one.begin()
     began = time.monotonic()
@@ -113,7 +115,7 @@ def test_a_question_is_held_until_the_neighbour_is_there(hub):
 
 
 def test_who_is_late_is_left_out_once_and_then_not_waited_for(hub):
-    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     neighbour = one.neighbours[0]
     one.begin()
     began = time.monotonic()
@@ -136,7 +138,7 @@ def test_who_is_late_is_left_out_once_and_then_not_waited_for(hub):
 
 def test_the_least_deadline_counts_from_the_own_message(hub):
     """Whoever is the slowest itself gives the others a chance all the same."""
-    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     one.neighbours[0].arrivals.extend([0.01] * 5)  # usually at once
     one.began = time.monotonic() - 60  # our own training took a minute
     threading.Timer(LEAST / 2, other.publish, (1, 0, ROW, TEMPLATE)).start()
@@ -144,7 +146,7 @@ def test_the_least_deadline_counts_from_the_own_message(hub):
 
 
 def test_who_is_cut_off_is_asked_again_until_the_deadline(hub):
-    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     other.publish(1, 0, ROW, TEMPLATE)
     hub.cut("n0", "n1")
     threading.Timer(0.3, hub.heal, ("n0", "n1")).start()
@@ -153,7 +155,7 @@ def test_who_is_cut_off_is_asked_again_until_the_deadline(hub):
 
 
 def test_who_is_not_even_linked_gets_the_least_deadline_only(hub):
-    one = courier(hub, "n0", "n1")
+    one = messenger(hub, "n0", "n1")
     one.begin()
     began = time.monotonic()
     assert one.heads(1, 0) == {}
@@ -162,7 +164,7 @@ def test_who_is_not_even_linked_gets_the_least_deadline_only(hub):
 
 
 def test_one_that_hangs_does_not_keep_the_others_out(hub):
-    one, other = courier(hub, "n0", "n1", "n2"), courier(hub, "n2", "n0")
+    one, other = messenger(hub, "n0", "n1", "n2"), messenger(hub, "n2", "n0")
     hub.join("n1").serve(lambda key, reply: None)  # never answers
     other.publish(1, 0, ROW, TEMPLATE)
     one.begin()
@@ -170,7 +172,7 @@ def test_one_that_hangs_does_not_keep_the_others_out(hub):
 
 
 def test_an_error_in_a_thread_leaves_one_out_and_no_round_waiting(hub, monkeypatch):
-    one, other = courier(hub, "n0", "n1", "n2"), courier(hub, "n2", "n0")
+    one, other = messenger(hub, "n0", "n1", "n2"), messenger(hub, "n2", "n0")
     other.publish(1, 0, ROW, TEMPLATE)
     ask = one.transport.ask
 
@@ -184,7 +186,7 @@ def test_an_error_in_a_thread_leaves_one_out_and_no_round_waiting(hub, monkeypat
 
 
 def test_who_lags_gets_the_newest_head(hub):
-    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     for round in range(1, 8):
         other.publish(round, 0, ROW, TEMPLATE)
     (said,) = one.heads(2, 0).values()
@@ -192,7 +194,7 @@ def test_who_lags_gets_the_newest_head(hub):
 
 
 def test_a_payload_that_is_gone_makes_the_neighbour_away(hub):
-    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     other.publish(1, 0, ROW, TEMPLATE)
     ((neighbour, said),) = one.heads(1, 0).items()
     other.publish(2, 0, ROW, TEMPLATE)
@@ -206,7 +208,7 @@ def test_a_payload_that_is_gone_makes_the_neighbour_away(hub):
 
 
 def test_newest_waits_for_all_or_for_enough(hub):
-    one, other = courier(hub, "n0", "n1", "n2"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1", "n2"), messenger(hub, "n1", "n0")
     other.publish(5, 0, ROW, TEMPLATE)
     began = time.monotonic()
     assert [said.round for said in one.newest(MOST, lambda heads: bool(heads)).values()] == [5]
@@ -214,13 +216,13 @@ def test_newest_waits_for_all_or_for_enough(hub):
     began = time.monotonic()
     assert len(one.newest(LEAST, lambda heads: False)) == 1
     assert time.monotonic() - began >= LEAST
-    late = courier(hub, "n2", "n0")
+    late = messenger(hub, "n2", "n0")
     threading.Timer(0.2, late.publish, (6, 0, ROW, TEMPLATE)).start()
     assert {said.round for said in one.newest(60, lambda heads: False).values()} == {5, 6}
 
 
 @pytest.mark.parametrize(
-    ("kept", "direction", "listener_at", "after", "heard"),
+    ("kept", "direction", "listener_at", "after", "received"),
     [
         (5, "in", 1, 0, 1),  # it never waits for us: as long as the next message is there we missed nothing
         (5, "in", 2, 0, 1),  # our listener missed us once, and waits for us when we keep the pace
@@ -231,21 +233,21 @@ def test_newest_waits_for_all_or_for_enough(hub):
         (5, "both", 1, 0, 4),  # it waits for its neighbours, so it gave us up
     ],
 )
-def test_who_is_there_is_not_behind_one_that_never_waits_for_it(hub, kept, direction, listener_at, after, heard):
-    one, other, listener = courier(hub, "n0"), courier(hub, "n1"), courier(hub, "n2")
+def test_who_is_there_is_not_behind_one_that_never_waits_for_it(hub, kept, direction, listener_at, after, received):
+    one, other, listener = messenger(hub, "n0"), messenger(hub, "n1"), messenger(hub, "n2")
     one.neighbours, one.listeners = [one_way("n1", direction)], [one_way("n2", "out")]
     other.mailbox = Mailbox(kept)
     other.transport.serve(other.mailbox.answer)
     for round in range(5):
         other.publish(round, 0, ROW if round else {}, TEMPLATE)
     listener.publish(listener_at, 0, ROW, TEMPLATE)
-    assert [said.round for said in one.newest(MOST, lambda heads: False, after=after).values()] == [heard]
+    assert [said.round for said in one.newest(MOST, lambda heads: False, after=after).values()] == [received]
     assert [said.round for said in one.newest(MOST, lambda heads: False).values()] == [4]
 
 
 def test_no_answer_about_the_next_message_is_asked_for_again(hub):
     """On a busy machine an answer takes its time: that is no word of a message that is gone."""
-    one, silent = courier(hub, "n0"), ["head/1/0"]
+    one, silent = messenger(hub, "n0"), ["head/1/0"]
     one.neighbours = [one_way("n1", "in")]
 
     def answer(key: str) -> Payload | None:
@@ -258,7 +260,7 @@ def test_no_answer_about_the_next_message_is_asked_for_again(hub):
 
 
 def test_farewell_lasts_until_all_have_the_last_message(hub):
-    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     for each in (one, other):
         each.publish(3, 0, ROW, TEMPLATE)
     threading.Timer(0.4, other.publish, (4, 0, ROW, TEMPLATE)).start()
@@ -268,7 +270,7 @@ def test_farewell_lasts_until_all_have_the_last_message(hub):
 
 
 def test_farewell_ends_when_the_others_are_gone_or_the_time_is_over(hub):
-    one, other = courier(hub, "n0", "n1"), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     began = time.monotonic()
     one.farewell(3, TEMPLATE, 0.6)  # n1 never gets there
     assert 0.55 < time.monotonic() - began < 5
@@ -280,7 +282,7 @@ def test_farewell_ends_when_the_others_are_gone_or_the_time_is_over(hub):
 
 def test_a_farewell_to_a_listener_lasts_while_it_gets_on(hub):
     """It is rounds behind, and a round of it takes longer than we stay for one who does nothing."""
-    one, listener = courier(hub, "n0"), courier(hub, "n1", "n0")
+    one, listener = messenger(hub, "n0"), messenger(hub, "n1", "n0")
     one.listeners = [one_way("n1", "out", most=60.0)]
     listener.publish(1, 0, ROW, TEMPLATE)
     began = time.monotonic()
@@ -292,7 +294,7 @@ def test_a_farewell_to_a_listener_lasts_while_it_gets_on(hub):
 
 @pytest.mark.parametrize(("hurry", "patience", "stays"), [(False, MOST, MOST), (True, 600.0, 0.1)])
 def test_a_farewell_to_a_listener_ends_when_it_hangs_or_we_are_in_a_hurry(hub, hurry, patience, stays):
-    one, listener = courier(hub, "n0"), courier(hub, "n1", "n0")
+    one, listener = messenger(hub, "n0"), messenger(hub, "n1", "n0")
     one.listeners = [one_way("n1", "out", most=patience)]
     listener.publish(1, 0, ROW, TEMPLATE)
     began = time.monotonic()
@@ -302,7 +304,7 @@ def test_a_farewell_to_a_listener_ends_when_it_hangs_or_we_are_in_a_hurry(hub, h
 
 def test_a_farewell_is_not_a_bad_message(hub):
     told = Told()
-    one, other = courier(hub, "n0", "n1", told=told), courier(hub, "n1", "n0")
+    one, other = messenger(hub, "n0", "n1", told=told), messenger(hub, "n1", "n0")
     threading.Thread(target=other.farewell, args=(3, TEMPLATE, 0.5)).start()
     heads = one.heads(4, 0)
     assert [(said.round, said.size) for said in heads.values()] == [(4, 0)]
@@ -312,7 +314,7 @@ def test_a_farewell_is_not_a_bad_message(hub):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_who_lags_gets_the_last_message_of_one_that_leaves(hub, steps):
     """Not the empty head that says goodbye: there is nothing in it to go on with."""
-    one, other = courier(hub, "n0", "n1", exchanges=steps), courier(hub, "n1", "n0", exchanges=steps)
+    one, other = messenger(hub, "n0", "n1", exchanges=steps), messenger(hub, "n1", "n0", exchanges=steps)
     for step in range(steps):
         other.publish(7, step, ROW, TEMPLATE)
     threading.Thread(target=other.farewell, args=(7, TEMPLATE, 5.0)).start()
@@ -347,7 +349,7 @@ LOAD = pack(ROW, TEMPLATE)
 )
 def test_a_bad_head_is_refused_once_a_round_and_quarantined_in_the_end(hub, answer, reason):
     told = Told()
-    one = courier(hub, "n0", "n1", told=told)
+    one = messenger(hub, "n0", "n1", told=told)
     impostor(hub, "n1", lambda key: answer)
     neighbour = one.neighbours[0]
     for round in (5, 6, 7):
@@ -366,25 +368,25 @@ def test_a_bad_head_is_refused_once_a_round_and_quarantined_in_the_end(hub, answ
 
 def test_a_leap_is_believed_when_there_was_time_for_it_and_is_no_offence(hub):
     told = Told()
-    one = courier(hub, "n0", "n1", "n2", told=told)
+    one = messenger(hub, "n0", "n1", "n2", told=told)
     neighbour = one.neighbours[0]
     impostor(hub, "n1", lambda key: head("n1", claimed, LOAD))
     impostor(hub, "n2", lambda key: head("n2", one.round, LOAD))  # keeps our pace
 
-    def heard_in(round: int) -> list[int]:
+    def last_received(round: int) -> list[int]:
         one.publish(round, 0, ROW, TEMPLATE)
         one.begin()
         one._lasted = deque([0.4])  # our fastest round: a neighbour does no more than ten in a second
         return [said.round for said in one.heads(round, 0).values()]
 
     claimed = 5
-    assert heard_in(5) == [5, 5]
+    assert last_received(5) == [5, 5]
     neighbour.came(5, 0.1)
     claimed = 8  # the one after its next: 0.1 s later
-    assert heard_in(6) == [8, 6]
+    assert last_received(6) == [8, 6]
     neighbour.came(8, 0.1)
     claimed = 1000
-    assert heard_in(7) == [7]
+    assert last_received(7) == [7]
     assert not neighbour.present
     assert told == []
 
@@ -403,7 +405,7 @@ def test_a_leap_is_believed_when_there_was_time_for_it_and_is_no_offence(hub):
 @pytest.mark.parametrize("away", [False, True])
 def test_a_slow_node_believes_what_most_say(hub, claims, believed, away):
     told, names = Told(), [f"n{number}" for number in range(1, len(claims) + 1)]
-    one = courier(hub, "n0", *names, told=told)
+    one = messenger(hub, "n0", *names, told=told)
     for name, neighbour, round in zip(names, one.neighbours, claims, strict=True):
         impostor(hub, name, lambda key, name=name, round=round: head(name, round, LOAD))
         neighbour.came(6, 0.1)
@@ -416,7 +418,7 @@ def test_a_slow_node_believes_what_most_say(hub, claims, believed, away):
 
 
 def test_a_slow_node_believes_the_one_that_is_left(hub):
-    one = courier(hub, "n0", "n1", "n2", "n3")
+    one = messenger(hub, "n0", "n1", "n2", "n3")
     impostor(hub, "n1", lambda key: head("n1", 1000, LOAD))  # the others have gone
     one.neighbours[0].came(6, 0.1)
     one.publish(7, 0, ROW, TEMPLATE)
@@ -428,7 +430,7 @@ def test_a_slow_node_believes_the_one_that_is_left(hub):
 @pytest.mark.parametrize("away", [False, True])
 def test_a_quarantine_counts_from_our_round_not_from_the_senders(hub, away):
     told = Told()
-    one = courier(hub, "n0", "n1", told=told, strikes=1)
+    one = messenger(hub, "n0", "n1", told=told, strikes=1)
     impostor(hub, "n1", lambda key: head("n1", 2**31, LOAD, run="another"))
     one.neighbours[0].present = not away
     one.publish(40, 0, ROW, TEMPLATE)
@@ -455,12 +457,12 @@ def bad(name: str, values: list[float]) -> dict[str, Tensor]:
 )
 def test_a_bad_payload_is_refused(hub, load, reason):
     told = Told()
-    one = courier(hub, "n0", "n1", told=told)
+    one = messenger(hub, "n0", "n1", told=told)
     impostor(hub, "n1", lambda key: head("n1", 1, load) if key.startswith("head") else load)
     ((neighbour, said),) = one.heads(1, 0).items()
     assert one.load(neighbour, said, TEMPLATE, NORM) is None
     assert told == [("n1", reason, False)]
-    assert neighbour.heard == 0
+    assert neighbour.received == 0
 
 
 @pytest.mark.parametrize(
@@ -473,7 +475,7 @@ def test_a_bad_payload_is_refused(hub, load, reason):
 )
 def test_a_payload_that_is_not_the_announced_one_is_refused(hub, sent, reason):
     told = Told()
-    one = courier(hub, "n0", "n1", told=told)
+    one = messenger(hub, "n0", "n1", told=told)
     impostor(hub, "n1", lambda key: head("n1", 1, LOAD) if key.startswith("head") else sent)
     ((neighbour, said),) = one.heads(1, 0).items()
     assert one.load(neighbour, said, TEMPLATE, NORM) is None
@@ -482,7 +484,7 @@ def test_a_payload_that_is_not_the_announced_one_is_refused(hub, sent, reason):
 
 def test_bad_payloads_lead_to_quarantine_too(hub):
     told = Told()
-    one = courier(hub, "n0", "n1", told=told)
+    one = messenger(hub, "n0", "n1", told=told)
     impostor(hub, "n1", lambda key: head("n1", int(key.split("/")[1]), LOAD) if key[0] == "h" else LOAD[:-1])
     for round in (1, 2, 3, 4):
         one.publish(round, 0, ROW, TEMPLATE)

@@ -7,7 +7,7 @@ from pathlib import Path
 from feda2l.peer.log import FILE
 
 
-def refusals(state: Path) -> Counter[tuple[int, str]]:
+def rejected_messages(state: Path) -> Counter[tuple[int, str]]:
     """How many messages a node refused, by round and sender."""
     found: Counter[tuple[int, str]] = Counter()
     for path in sorted(state.glob(f"{FILE}*")):  # the older files too
