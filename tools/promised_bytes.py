@@ -1,7 +1,7 @@
 """Compare the bytes that runs promise, before and after a change of the code.
 
     python tools/promised_bytes.py write FILE [--only GROUP] [--keep DIR]
-    python tools/promised_bytes.py compare FILE [--only GROUP] [--keep DIR]
+    python tools/promised_bytes.py compare FILE [--only GROUP] [--keep DIR] [--renamed]
 
 `write` runs the specs of `promised_specs.py` and writes the sha256 of every promised file to FILE. `compare` runs the
 specs again and names every file that differs; the exit code is then 1. The same spec and seed must give the same
@@ -9,7 +9,8 @@ specs again and names every file that differs; the exit code is then 1. The same
 `search.json` are compared by their values, without wall-clock times.
 
 The hashes hold for one torch version and one kind of machine, so FILE does not belong in the repository. With `--keep`
-the run folders stay in DIR, and a later `compare` on the same machine shows the first value that differs. The tool uses
+the run folders stay in DIR, and a later `compare` on the same machine shows the first value that differs. With
+`--renamed`, files that differ only in the names listed in `feda2l.old_names` count as equal. The tool uses
 only the public interface: `feda2l.run` and the command line. It runs the code of the checkout that it lies in, whatever
 is installed.
 """
@@ -32,6 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars
 import tomli_w
 import torch
 from promised_models import PartlyFrozen
@@ -252,8 +254,11 @@ def machine() -> dict[str, str]:
 # --- differences ----------------------------------------------------------------------------------------------------
 
 
-def differing(old: Hashes, new: Hashes, kept: Path | None) -> list[str]:
-    """Every file that differs, with the first value that differs where the old run folders are at hand."""
+def differing(old: Hashes, new: Hashes, kept: Path | None, *, renamed: bool = False) -> list[str]:
+    """Every file that differs, with the first value that differs if the old run folders were kept.
+
+    With `renamed`, a file with equal values under the present names does not differ.
+    """
     lines = []
     for folder in sorted(old.keys() | new.keys()):
         before, now = old.get(folder), new.get(folder)
@@ -261,11 +266,34 @@ def differing(old: Hashes, new: Hashes, kept: Path | None) -> list[str]:
             lines.append(f"{folder}: {'is new' if before is None else 'is missing'}")
             continue
         names = [name for name in (*PROMISED, *BY_VALUE) if before.get(name) != now.get(name)]
+        if renamed and kept:
+            names = [name for name in names if not equal_under_present_names(kept / folder / name, Path(folder, name))]
         if names:
             lines.append(f"{folder}: {', '.join(names)}")
             hints = [hint(kept, Path(folder, name)) for name in names if kept]
             lines += [f"    {text}" for text in hints if text]
     return lines
+
+
+def equal_under_present_names(old: Path, new: Path) -> bool:
+    """Whether two files hold equal values once `feda2l.old_names` is applied to the first."""
+    from feda2l.old_names import RECORD_KEYS, current_record, current_spec, current_summary
+
+    if not (old.exists() and new.exists()):
+        return False
+    if old.suffix == ".parquet":
+        table = polars.read_parquet(old).rename(RECORD_KEYS, strict=False)
+        return table.equals(polars.read_parquet(new))
+    if old.suffix == ".jsonl":
+        lines = [current_record(json.loads(line)) for line in old.read_text().splitlines()]
+        return [json.dumps(line) for line in lines] == new.read_text().splitlines()
+    if old.suffix == ".safetensors":
+        one, other = load_file(old), load_file(new)
+        return one.keys() == other.keys() and all(equal_bits(one[key], other[key]) for key in one)
+    before, now = values(old, old.parents[len(new.parts) - 1]), values(new, Path.cwd())
+    if old.name == "spec.toml":
+        return bool(current_spec(before) == now)
+    return bool(current_summary(before) == now) if old.name == "summary.json" else before == now
 
 
 def hint(kept: Path, new: Path) -> str:
@@ -326,6 +354,7 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="JSON file of the hashes")
     parser.add_argument("--only", action="append", choices=list(GROUPS), help="run this group; may be repeated")
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument("--renamed", action="store_true", help="accept the new names of feda2l.old_names")
     options = parser.parse_args()
     file, groups = options.file.resolve(), options.only or list(GROUPS)
     print(f"feda2l of {SOURCES}, commit {commit()}", flush=True)
@@ -337,7 +366,7 @@ def main() -> int:
     for group in groups if options.verb == "compare" else ():
         if group not in book["groups"]:
             parser.error(f"{file}: holds no group {group}; write it with the code before the change")
-        if book["groups"][group]["digest"] != digest(group):
+        if book["groups"][group]["digest"] != digest(group) and not options.renamed:
             parser.error(f"{file}: group {group} was written with other specs; use the tool of that commit")
     with contextlib.ExitStack() as stack:
         kept = options.keep and options.keep.resolve()
@@ -346,10 +375,12 @@ def main() -> int:
             parser.error(f"--keep {work}: holds {', '.join(taken)} already; choose another folder")
         work.mkdir(parents=True, exist_ok=True)
         stack.enter_context(contextlib.chdir(work))
-        return run_groups(groups, book, file, kept, write=options.verb == "write")
+        return run_groups(groups, book, file, kept, write=options.verb == "write", renamed=options.renamed)
 
 
-def run_groups(groups: list[str], book: dict[str, Any], file: Path, kept: Path | None, *, write: bool) -> int:
+def run_groups(
+    groups: list[str], book: dict[str, Any], file: Path, kept: Path | None, *, write: bool, renamed: bool
+) -> int:
     """Run groups in the working folder, write down or compare their hashes; return the exit code."""
     prepare()
     problems: list[str] = []
@@ -367,7 +398,7 @@ def run_groups(groups: list[str], book: dict[str, Any], file: Path, kept: Path |
             file.write_text(json.dumps(book, indent=1) + "\n")
         else:
             old = book["groups"][group]
-            problems += differing(old["runs"], found, Path(old["kept"]) if old["kept"] else None)
+            problems += differing(old["runs"], found, Path(old["kept"]) if old["kept"] else None, renamed=renamed)
     problems += unequal_twins(everything)
     print("\n".join(problems) or f"{len(everything)} run folders: {'written' if write else 'the same bytes'}")
     return 1 if problems else 0

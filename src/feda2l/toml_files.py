@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from feda2l.errors import FedA2LError
 from feda2l.names import nearest
+from feda2l.old_names import SPEC_KEYS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,8 @@ def explain(
         key = ".".join(path)
         if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             names = known or list(_fields(root, path[:-1]))
-            text = f"{key}: unknown {'key' if len(path) > 1 else 'key or section'}; {nearest(path[-1], names)}"
+            hint = f"it is now called {SPEC_KEYS[key]}" if key in SPEC_KEYS else nearest(path[-1], names)
+            text = f"{key}: unknown {'key' if len(path) > 1 else 'key or section'}; {hint}"
         else:
             text = f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
         lines.append(f"{source.of(key)}: {text}")

@@ -153,8 +153,8 @@ def update_rows(
 ) -> None:
     """The optimiser's step of every row [rows, width]; `gradients` holds the address of each slot's, [rows, *shape]."""
     _update[(len(table), len(parameters))](
-        parameters, optimizer_state[0], optimizer_state[-1], parameters if half is None else half, parameters.stride(0), gradients,
-        table, rates, rates.shape[1], momentum, steps, counter, lengths, weight_decays,
+        parameters, optimizer_state[0], optimizer_state[-1], parameters if half is None else half, parameters.stride(0),
+        gradients, table, rates, rates.shape[1], momentum, steps, counter, lengths, weight_decays,
         KIND=KINDS[kind], HALF=half is not None, SIZE=BLOCK,
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, NotRequired, TypedDict, cast
 
+from feda2l.old_names import current_record
 from feda2l.records.round_timings import RoundTimings
 
 Metric = Literal["accuracy", "mse"]
@@ -203,8 +204,7 @@ def to_line(line: RoundRecord | RoundTimings) -> str:
 
 def from_line(line: str | bytes) -> RoundRecord:
     """The record of a line. Its keys are not checked: a record of an older version may lack some."""
-    record: RoundRecord = json.loads(line)
-    return record
+    return cast(RoundRecord, current_record(json.loads(line)))
 
 
 def _finite(value: object) -> object:

@@ -5,15 +5,18 @@ from typing import Any
 
 from feda2l.errors import FedA2LError
 from feda2l.faults.plan import FaultPlan
+from feda2l.old_names import current_spec
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
+from feda2l.toml_files import read_toml
 
 # what a resumed run may change: it goes on to more rounds, or in another place
 FREE = ("rounds", "runtime.device", "runtime.workers", "runtime.checkpoint_seconds")
 
 
 def saved_spec(folder: RunFolder) -> Spec | None:
-    return Spec.load(folder.spec) if folder.started else None
+    """The spec that the folder's run began with; one of an older version has the present keys."""
+    return Spec.parse(current_spec(read_toml(folder.spec)), str(folder.spec)) if folder.started else None
 
 
 def continued(spec: Spec, saved: Spec | None) -> Spec:

@@ -32,7 +32,7 @@ class Transport(Protocol):
 
         `into` is memory of `limit` bytes that a large answer may be put in: fresh memory takes longer than the copy.
 
-        Raises `RejectedMessage` for an answer of more than `limit` bytes (before it is fetched) or one that makes no sense.
+        Raises `RejectedMessage` for an answer of more than `limit` bytes (before it is fetched) or a malformed one.
         Any number of threads may ask at the same time.
         """
 

@@ -1,0 +1,45 @@
+"""Names of versions before 0.1: specs that use them get an error with the new name, old records load under the new one.
+
+This module is the only place outside the changelog where an old name occurs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+# key of a spec -> its new name
+SPEC_KEYS: dict[str, str] = {}
+# column or key of a round's record -> its new name
+RECORD_KEYS = {"sigma": "divergence", "zeta": "stability", "heard": "received"}
+# key or value of a run's summary -> its new name
+SUMMARY_WORDS = {"diverged": "non_finite"}
+
+
+def current_record(record: dict[str, Any]) -> dict[str, Any]:
+    """The record of a round with the present names, in the same order. Changes nothing in a present record."""
+    if "sigma" not in record.get("layers", ()):
+        return record
+    renamed = _renamed(record, RECORD_KEYS)
+    return renamed | {part: _renamed(renamed[part], RECORD_KEYS) for part in ("nodes", "layers")}
+
+
+def current_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a run with the present names."""
+    renamed = _renamed(summary, SUMMARY_WORDS)
+    status = renamed.get("status")
+    return renamed | ({"status": SUMMARY_WORDS[status]} if status in SUMMARY_WORDS else {})
+
+
+def current_spec(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of an old run folder with the present keys."""
+    return {
+        section: (
+            {SPEC_KEYS.get(f"{section}.{key}", f".{key}").partition(".")[2]: value for key, value in table.items()}
+            if isinstance(table, Mapping)
+            else table
+        )
+        for section, table in values.items()
+    }
+
+
+def _renamed(table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in table.items()}
