@@ -248,4 +248,4 @@ def recalibrate_statistics(
         norm.momentum = momentum
 
 
-__all__ = ["Engine", "Loss", "RunData", "Rows", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics", "tally"]
+__all__ = ["Engine", "Loss", "Rows", "RunData", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics", "tally"]

@@ -44,4 +44,4 @@ RULES: dict[str, type[Rule]] = {
     "flayer": Flayer,
 }
 
-__all__ = ["RULES", "SignalSettings", "Rates", "Rule", "Schedule", "Setting"]
+__all__ = ["RULES", "Rates", "Rule", "Schedule", "Setting", "SignalSettings"]

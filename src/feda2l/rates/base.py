@@ -10,7 +10,7 @@ from torch import Tensor
 from feda2l.equations import Signals
 from feda2l.errors import FedA2LError
 
-__all__ = ["SignalSettings", "Rates", "Role", "Rule", "Schedule", "ScheduledRates", "Setting", "demand_clip"]
+__all__ = ["Rates", "Role", "Rule", "Schedule", "ScheduledRates", "Setting", "SignalSettings", "demand_clip"]
 
 # what a rule is in a comparison: FedA2L, a control (FedA2L without one of its parts), the constant rate or another rule
 Role = Literal["ours", "control", "constant", "baseline"]
