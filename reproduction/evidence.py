@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import polars
 
+from feda2l.errors import FedA2LError
 from feda2l.report.curves import read_curves
-from feda2l.report.find_runs import Notes, find_runs, flatten
+from feda2l.report.find_runs import Notes, find_any_runs, flatten
 from feda2l.report.paper_numbers import PARAMETER, paper_number
 from feda2l.report.results import Cell
 from feda2l.report.run_figures import Figures, figures_of
@@ -91,8 +92,7 @@ def difference(first: Cell, second: Cell, measure: str) -> PairedTest | None:
 def read_evidence(folder: Path) -> Evidence:
     """Read every run kept in a study's folder, once per page: `fill` clears the cache."""
     study, notes = Study.load(folder / "study.toml"), Notes()
-    begun = any(folder.glob("*/seed-*/summary.json"))  # otherwise only a first stage is kept, for example a target
-    runs = find_runs([folder], notes) if begun else []
+    runs = find_any_runs([folder], notes)  # none where only a first stage is kept, for example a target
     curves = read_curves(runs, notes)
     by_cell: dict[str, list[Figures]] = {}
     for run in runs:
@@ -163,14 +163,19 @@ def multipliers(cell: Cell, first: int) -> Multipliers:
 
 
 def layer_means(cell: Cell, first: int) -> polars.DataFrame:
-    """Mean sigma and multiplier of each layer, over seeds, nodes and the rounds from `first` on."""
+    """Mean divergence and multiplier of each layer, over seeds, nodes and the rounds from `first` on."""
     table = _layers(cell).filter(polars.col("round") >= first)
     return table.group_by("layer").agg(polars.col("divergence", "multiplier").mean()).sort("layer")
 
 
 def _layers(cell: Cell) -> polars.DataFrame:
-    frames = [polars.read_parquet(figures.run.folder.layers_table) for figures in cell.sound]
-    return polars.concat(frame.with_columns(seed=polars.lit(seed)) for seed, frame in enumerate(frames))
+    wanted = ("round", "node", "layer", "rate", "multiplier", "divergence")
+    frames = [figures.run.records.layers(wanted) for figures in cell.sound]
+    kept = [frame.with_columns(seed=polars.lit(seed)) for seed, frame in enumerate(frames) if frame is not None]
+    if len(kept) < len(frames):
+        path = cell.example.run.path.parent
+        raise FedA2LError(f"{path}: a page needs the rows per layer of these runs, which the bundle does not hold")
+    return polars.concat(kept)
 
 
 def _value(figures: Figures, measure: str) -> float | None:

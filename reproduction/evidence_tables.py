@@ -11,6 +11,7 @@ from feda2l.report.find_runs import FoundRun
 from feda2l.report.paper_numbers import PaperNumber, paper_number
 from feda2l.report.results import NEVER, Cell
 from feda2l.report.run_figures import Figures
+from feda2l.report.run_records import records_at
 from feda2l.report.words import rounds_words, score_words
 from reproduction.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
 
@@ -173,8 +174,8 @@ def layers_table(results: Path, *studies: str) -> str:
     for algorithm, rules in _by_algorithm(results, studies).items():
         if "feda2l" in rules:
             found = layer_means(rules["feda2l"], _adapted(rules["feda2l"]))
-            for name in ("divergence", "multiplier"):
-                rows.append([algorithm, name, *(f"{value:.3f}" for value in found[name])])
+            for name, words in (("divergence", "divergence"), ("multiplier", "multiplier")):
+                rows.append([algorithm, words, *(f"{value:.3f}" for value in found[name])])
             layers = found["layer"].to_list()
     return table(["algorithm", "mean of", *layers], rows)
 
@@ -184,7 +185,7 @@ def tuned_table(results: Path, study: str) -> str:
     own = read_evidence(results / study)
     rows, values = [], list[float]()
     for cell in own.cells.values():
-        chosen = json.loads((own.folder / "stages" / "tune" / cell.row / "chosen.json").read_text())
+        chosen = json.loads(records_at(own.folder / "stages" / "tune" / cell.row).text("chosen"))
         values = [value for value, _ in chosen["scores"]]
         words = [f"{100 * score:.1f}" if score is not None else "non_finite" for _, score in chosen["scores"]]
         marked = [

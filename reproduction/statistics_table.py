@@ -38,7 +38,7 @@ def statistics_table(results: Path, study: str) -> str:
 
 def _worst_and_mean(figures: Figures) -> tuple[float, float]:
     """Return the mean accuracy of each round's worst node and of the mean model, over the last ten rounds."""
-    rows = polars.read_parquet(figures.run.folder.rounds_table)
+    rows = figures.run.records.rounds().select("round", "accuracy", "mean_model_accuracy").collect()
     last = rows.filter(polars.col("round") > figures.run.rounds - LAST)
     lowest = last.group_by("round").agg(polars.col("accuracy").min())
     return fmean(lowest["accuracy"]), fmean(last["mean_model_accuracy"])

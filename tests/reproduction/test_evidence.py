@@ -13,6 +13,8 @@ import tomli_w
 
 from feda2l.errors import FedA2LError
 from feda2l.rates.decay_only_matched import mean_multipliers
+from feda2l.records.bundle import open_bundle, write_bundle
+from feda2l.report.bundle_runs import unbundle
 from feda2l.report.find_runs import IRRELEVANT, flatten
 from feda2l.report.paper_numbers import PaperNumber
 from feda2l.studies.api import load_study, study
@@ -65,19 +67,19 @@ def test_the_page_says_what_the_records_say(page: str) -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_every_kept_run_has_the_spec_of_its_study(name: str) -> None:
-    saved = Study.load(RESULTS / name / "study.toml")
+    saved, bundle = Study.load(RESULTS / name / "study.toml"), open_bundle(RESULTS / name)
     current = load_study(STUDIES / f"{saved.name}.toml", reading=saved.reading)
     StudyFolder(RESULTS / name).check(current, saved)
     cells = {cell.name: cell for cell in current.cells}
-    for path in sorted((RESULTS / name).glob("*/seed-*/spec.toml")):
-        kept = flatten(tomllib.loads(path.read_text()))
-        cell = cells[path.parent.parent.name]
+    for path in sorted(path for path in bundle.names if not path.startswith("stages/")):
+        kept = flatten(tomllib.loads(bundle.texts(path)["spec"]))
+        cell = cells[path.split("/")[0]]
         found = {"rates.base": kept["rates.base"]} if cell.tuned else {}
         if current.target_from:
             source = target_of(cell, current.cells, current.target_from.cell)
             assert source is not None
-            file = RESULTS / name / "stages/target" / source.name / "target.json"
-            found["evaluation.target"] = json.loads(file.read_text())["target"]
+            text = bundle.texts(f"stages/target/{source.name}")["target"]
+            found["evaluation.target"] = json.loads(text)["target"]
         model = kept["model.name"]
         loss, nodes = ("mse", kept["data.nodes"]) if model == "timer" else ("cross_entropy", None)
         spec = cell.spec(kept["seed"], **found).resolved(layers=LAYERS[model], model=model, loss=loss, nodes=nodes)
@@ -85,7 +87,9 @@ def test_every_kept_run_has_the_spec_of_its_study(name: str) -> None:
         free = (*IRRELEVANT, "runtime.checkpoint_seconds", "rates.paired")
         differ = {key: (value, wanted.get(key)) for key, value in kept.items() if wanted.get(key) != value}
         assert {key: both for key, both in differ.items() if key not in free} == {}, path
-        assert all(path.with_name(own).exists() for own in ("summary.json", "rounds.parquet", "layers.parquet")), path
+        rounds = bundle.rounds(path)
+        assert rounds is not None, path
+        assert json.loads(bundle.texts(path)["summary"])["rounds"] == rounds["round"].max()
 
 
 # by hand: cells x seeds
@@ -167,9 +171,9 @@ def test_robustness_stands_beside_what_the_paper_saves() -> None:
 
 def test_a_setting_that_is_only_begun_is_not_compared(tmp_path: Path) -> None:
     begun = tmp_path / "evidence-robustness"
-    for name in ("dir-0.5-fedavg-constant", "dir-0.5-fedavg-cawr"):
-        shutil.copytree(RESULTS / begun.name / name, begun / name)
-    shutil.copy(RESULTS / begun.name / "study.toml", begun)
+    bundle = open_bundle(RESULTS / begun.name)
+    cells = ("dir-0.5-fedavg-constant/", "dir-0.5-fedavg-cawr/")
+    write_bundle(begun, [bundle.run(name) for name in bundle.names if name.startswith(cells)], bundle.study)
     assert len(robustness_gains_table(tmp_path, begun.name).splitlines()) == 2  # the header alone
     assert len(robustness_table(tmp_path, begun.name).splitlines()) == 2 + 2
 
@@ -212,12 +216,14 @@ def test_kept_records_are_small_and_the_study_goes_on_in_them(tmp_path: Path) ->
     study(file, out=tmp_path / "runs", progress=False, sets=["seeds=[1]"])
     before = mean_multipliers(str(tmp_path / "runs/feda2l/seed-1"))
     assert keep(tmp_path / "runs", tmp_path / "kept") == 4
-    kept = tmp_path / "kept"
-    names = {path.name for path in kept.rglob("*") if path.is_file()}
-    assert names == {
-        "study.toml", "spec.toml", "summary.json", "environment.json", "rounds.parquet", "layers.parquet"
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "study.toml", "runs.parquet", "rounds.parquet", "MANIFEST"
     }  # fmt: skip
-    # a control finds its pair in the kept tables, from its own folder
+    with pytest.raises(FedA2LError, match="feda2l unbundle"):
+        study(file, out=tmp_path / "kept", progress=False)
+    kept = tmp_path / "kept runs"
+    assert unbundle(tmp_path / "kept", kept) == 4
+    # a control finds its pair, from its own folder and without the rows per layer
     matched = kept / "decay_only_matched/seed-1"
     paired = tomllib.loads((matched / "spec.toml").read_text())["rates"]["paired"]
     assert mean_multipliers(str(matched / paired)) == pytest.approx(before, abs=1e-12)
@@ -255,9 +261,10 @@ def test_a_target_is_kept_before_any_run_is(tmp_path: Path) -> None:
     assert keep(tmp_path / "runs", kept) == 1
     (row,) = runs_table(tmp_path / "results").splitlines()[2:]
     assert row == "| small | paper | 0 | 0 | 0 | 4 (constant, feda2l, decay_only, decay_only_matched) |  |"
-    target = kept / "stages/target/constant/target.json"
+    unbundle(kept, tmp_path / "again")
+    target = tmp_path / "again/stages/target/constant/target.json"
     was = target.read_bytes()
-    (run,) = study(file, out=kept, progress=False, only=["decay_only"]).runs
+    (run,) = study(file, out=tmp_path / "again", progress=False, only=["decay_only"]).runs
     assert target.read_bytes() == was
     assert run.summary["target"]["accuracy"] == json.loads(was)["target"]
 

@@ -11,7 +11,7 @@ from rich.console import Console
 import feda2l
 from feda2l.cli.network import certs, node, swarm
 from feda2l.cli.options import DataFolder, Set, Track
-from feda2l.cli.results import compare, evaluate, export, forecast, report, watch
+from feda2l.cli.results import bundle, compare, evaluate, export, forecast, report, unbundle, watch
 from feda2l.errors import FedA2LError, RunFailed
 
 app = App(
@@ -22,7 +22,7 @@ app = App(
 )
 data_app = App(name="data", help="Data sets: download them, or check what is there.")
 app.command(data_app)
-for command in (node, swarm, certs, evaluate, forecast, export, report, watch, compare):
+for command in (node, swarm, certs, evaluate, forecast, export, report, watch, compare, bundle, unbundle):
     app.command(command)
 
 

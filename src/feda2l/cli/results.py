@@ -1,10 +1,11 @@
-"""The commands on runs that are there: `feda2l evaluate`, `forecast`, `export`, `report`, `watch` and `compare`."""
+"""The commands on finished runs: `feda2l evaluate`, `forecast`, `export`, `report`, `watch`, `compare` and `bundle`."""
 
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.progress import track
 
 from feda2l.cli.options import DataFolder
 from feda2l.errors import FedA2LError, RunFailed
@@ -139,3 +140,63 @@ def compare(a: Path, b: Path, /) -> None:
     from feda2l.report.printed import print_comparison
 
     print_comparison(a, b)
+
+
+def bundle(
+    *runs: Path,
+    out: Path,
+    layers: Annotated[list[str] | None, Parameter(negative=())] = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Write runs as a few files to commit or share, which report, compare and watch read like run folders.
+
+    Example: feda2l bundle runs/my-study --out shared/my-study
+
+    Parameters
+    ----------
+    runs
+        folders of runs, for example the folder of a study; or bundles, to join them
+    out
+        the folder of the bundle
+    layers
+        runs whose rows per layer are bundled too, by name: 'feda2l/*', or '*' for all; may be repeated
+    overwrite
+        replace the bundle in the folder
+    """
+    from feda2l.report.bundle_runs import bundle_runs
+
+    if not runs:
+        raise FedA2LError("bundle: which runs? feda2l bundle RUNS... --out DIR")
+    console = Console(stderr=True)
+    written, left_out = bundle_runs(
+        list(runs),
+        out,
+        layers=layers or (),
+        overwrite=overwrite,
+        progress=lambda paths: track(paths, "reading runs", console=console, transient=True),
+    )
+    for line in left_out:
+        print(line)
+    size = sum(path.stat().st_size for path in out.iterdir())
+    ended = sum("summary" in run.texts for run in written)
+    of_layers = sum(run.layers is not None for run in written)
+    print(f"{out}: {ended} runs, {size / 1e6:.2f} MB, rows per layer of {of_layers} runs")
+    if not of_layers:
+        print("rows per layer are not bundled; to bundle them add  --layers '*'")
+
+
+def unbundle(bundle: Path, /, *, out: Path) -> None:
+    """Write the runs of a bundle as run folders again, for example to add runs to a study.
+
+    Example: feda2l unbundle shared/my-study --out runs/my-study
+
+    Parameters
+    ----------
+    bundle
+        the folder of the bundle
+    out
+        the folder of the run folders, which must be new
+    """
+    from feda2l.report.bundle_runs import unbundle
+
+    print(f"{out}: {unbundle(bundle, out)} runs")

@@ -47,13 +47,13 @@ class _MatchedRates(FedA2LRates):
 
 
 def mean_multipliers(folder: str) -> list[float]:
-    """The mean multiplier of each round of a finished run, from its lines, or from its table where that is all."""
+    """The mean multiplier of each round of a finished run, from its lines, or from its tables where those are all."""
     if not folder:
         raise FedA2LError("rates.paired is missing: decay_only_matched needs the folder of a finished FedA2L run")
     records = Path(folder) / "rounds.jsonl"
     try:
-        if not records.exists() and (table := Path(folder) / "layers.parquet").exists():
-            return _from_table(table)
+        if not records.exists() and (means := _from_tables(Path(folder))):
+            return means
         rounds = [from_line(line) for line in records.read_text().splitlines()]
         # a node that was away in a round has no multiplier in it
         there = [[row for row in round["layers"]["multiplier"] if None not in row] for round in rounds]
@@ -62,8 +62,16 @@ def mean_multipliers(folder: str) -> list[float]:
         raise FedA2LError(f"rates.paired = {folder!r}: {records} cannot be read as a run's record: {error}") from error
 
 
-def _from_table(path: Path) -> list[float]:
+def _from_tables(folder: Path) -> list[float]:
+    """The means from the rows per layer, or those that a bundle keeps of them; empty where there are neither."""
     import polars  # on use: where runs train there may be none
 
-    means = polars.read_parquet(path).group_by("round").agg(polars.col("multiplier").mean()).sort("round")
-    return [float(mean) for mean in means["multiplier"]]
+    per_round = {
+        "layers.parquet": polars.col("multiplier").mean(),
+        "rounds.parquet": polars.col("multiplier_mean").first(),  # it is the same on each node's row
+    }
+    for name, mean in per_round.items():
+        if (table := folder / name).exists() and set(mean.meta.root_names()) <= set(polars.read_parquet_schema(table)):
+            means = polars.read_parquet(table).group_by("round").agg(mean.alias("mean")).sort("round")
+            return [float(value) for value in means["mean"]]
+    return []

@@ -9,8 +9,6 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from feda2l.records.round_record import layer_columns, round_columns
-from feda2l.records.run_folder import RunFolder
 from feda2l.report.find_runs import FoundRun, Notes
 
 Floats = NDArray[np.float64]
@@ -47,18 +45,8 @@ def read_curves(runs: Sequence[FoundRun], notes: Notes) -> dict[Path, Curve]:
 
 
 def read_layers(run: FoundRun) -> polars.DataFrame | None:
-    """A row a node, layer and round with rate, sigma and zeta; None where the records have none."""
-    folder = run.folder
-    try:
-        if folder.layers_table.exists():
-            wanted = ("round", "node", "layer", "rate", "divergence", "stability")
-            there = polars.read_parquet_schema(folder.layers_table)
-            if all(name in there for name in wanted):
-                return polars.scan_parquet(folder.layers_table).select(wanted).collect()
-        columns = layer_columns(folder.read())
-        return polars.DataFrame(columns) if columns["round"] else None
-    except (OSError, ValueError, KeyError, polars.exceptions.PolarsError):
-        return None
+    """One row per node, layer and round with rate, divergence and stability; None where the records have none."""
+    return run.records.layers(("round", "node", "layer", "rate", "divergence", "stability"))
 
 
 def mean_curve(curves: Sequence[Floats]) -> Floats:
@@ -74,13 +62,14 @@ def mean_of(curves: Sequence[Floats]) -> Floats:
 
 
 def _rows(run: FoundRun, notes: Notes) -> polars.LazyFrame | None:
-    """A row a node and round, not read yet; from the lines where the Parquet file is missing or cut off."""
-    folder, lacks = run.folder, list[str]()
+    """One row per node and round, not read yet; from the lines where the Parquet file is missing or cut off."""
+    lacks = list[str]()
     try:
-        names, rows = [*polars.read_parquet_schema(folder.rounds_table)], polars.scan_parquet(folder.rounds_table)
+        rows = run.records.rounds()
+        names = rows.collect_schema().names()
         lacks = [name for name in OPTIONAL if name not in names] + ["summary's metric"] * ("metric" not in run.summary)
     except (OSError, polars.exceptions.PolarsError) as error:
-        lines = _from_lines(folder)
+        lines = run.records.lines()
         if lines is None:
             notes.add("left out, neither rounds.parquet nor rounds.jsonl can be read", run.path)
             return None
@@ -93,14 +82,6 @@ def _rows(run: FoundRun, notes: Notes) -> polars.LazyFrame | None:
     if lacks:
         notes.add(f"records of an older version (without {', '.join(lacks)}), shown as far as they go", run.path)
     return rows
-
-
-def _from_lines(folder: RunFolder) -> polars.DataFrame | None:
-    try:
-        records = folder.read()
-        return polars.DataFrame(round_columns(records)) if records else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _by_round(rows: polars.LazyFrame, metric: str) -> polars.LazyFrame:

@@ -1,4 +1,4 @@
-"""Run folders at any depth: what each holds, and what has to be left out and why."""
+"""Runs at any depth, in run folders or in bundles: what each holds, and what has to be left out and why."""
 
 import json
 import os
@@ -11,22 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from feda2l.errors import FedA2LError
+from feda2l.records.bundle import bundle_above, open_bundle
 from feda2l.records.folder_locks import is_locked, locked_folders
 from feda2l.records.run_folder import RunFolder
+from feda2l.report.run_records import BundledRecords, FolderRecords, RunRecords
 from feda2l.studies.cells import STAGES
 
 # where a run goes and how fast; precision is the one key of [runtime] that changes numbers
 IRRELEVANT = ("name", "runtime.device", "runtime.engine", "runtime.deterministic", "runtime.workers")
+TRIALS = "left out, the trials that a study's settings were chosen by"
 SHOWN = 6  # paths named for one reason; the rest is counted
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run that came to an end, as its folder tells it; no file is trusted to be of this version."""
+    """A run that came to an end, as its records tell it; no file is trusted to be of this version.
+
+    The path of a run in a bundle is that of the bundle and the run's path within it.
+    """
 
     path: Path
     spec: Mapping[str, Any]
     summary: Mapping[str, Any]
+    records: RunRecords
 
     @cached_property
     def keys(self) -> dict[str, Any]:
@@ -83,14 +90,10 @@ class FoundRun:
         return 1 if self.falls else int(self.keys.get("evaluation.smoothing", 10))
 
     @cached_property
-    def folder(self) -> RunFolder:
-        return RunFolder(self.path)
-
-    @cached_property
     def environment(self) -> dict[str, Any]:
         """What it ran on; empty where the file is missing or damaged, which no number depends on."""
         try:
-            facts: dict[str, Any] = json.loads(self.folder.environment.read_text())
+            facts: dict[str, Any] = json.loads(self.records.text("environment"))
             return facts
         except (OSError, ValueError):
             return {}
@@ -123,16 +126,12 @@ class Notes:
 
 
 def find_runs(folders: Sequence[Path], notes: Notes) -> list[FoundRun]:
-    """Every finished or diverged run below the folders, one of each; the notes name the others."""
-    found: dict[Path, FoundRun] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise FedA2LError(f"{folder}: is not a folder", see="no-run")
-        for path in sorted(_run_folders(folder, notes)):
-            run = _read(path, notes)
-            if run is not None:
-                found.setdefault(path.resolve(), run)
-    runs = _one_of_each(list(found.values()), notes)
+    """Every finished or diverged run below the folders, one of each; the notes name the others.
+
+    Raises:
+        FedA2LError: There is none, or a bundle is damaged.
+    """
+    runs = find_any_runs(folders, notes)
     if not runs:
         where = ", ".join(map(str, folders))
         why = "\n".join(f"  {line}" for line in notes.lines())
@@ -140,6 +139,20 @@ def find_runs(folders: Sequence[Path], notes: Notes) -> list[FoundRun]:
             f"{where}: no finished run (a folder with spec.toml and summary.json)" + (f"\n{why}" if why else ""),
             see="no-run",
         )
+    return runs
+
+
+def find_any_runs(folders: Sequence[Path], notes: Notes) -> list[FoundRun]:
+    """The same; empty where there is none."""
+    found: dict[Path, FoundRun] = {}
+    for folder in folders:
+        if not folder.is_dir() and bundle_above(folder) is None:
+            raise FedA2LError(f"{folder}: is not a folder, and no bundle holds a run there", see="no-run")
+        for path, records in sorted(_all_records(folder, notes), key=lambda pair: pair[0]):
+            run = _read(path, records, notes)
+            if run is not None:
+                found.setdefault(path.resolve(), run)
+    runs = _one_of_each(list(found.values()), notes)
     return sorted(runs, key=lambda run: (run.path.parent, run.name, run.seed))
 
 
@@ -157,28 +170,52 @@ def flatten(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def _run_folders(folder: Path, notes: Notes) -> Iterator[Path]:
-    for parent, below, files in os.walk(folder):
+def _all_records(folder: Path, notes: Notes) -> Iterator[tuple[Path, RunRecords]]:
+    """The records of every run below a folder, with the run's path."""
+    if not folder.is_dir():
+        yield from _bundled(folder, notes)
+        return
+    for name, below, files in os.walk(folder):
+        parent = Path(name)
+        if bundle_above(parent) is not None:
+            below.clear()
+            yield from _bundled(parent, notes)
+            continue
         if STAGES in below and "study.toml" in files:
             below.remove(STAGES)
-            notes.add("left out, the trials that a study's settings were chosen by", Path(parent) / STAGES)
+            notes.add(TRIALS, parent / STAGES)
         below.sort()
         if "spec.toml" in files:
             below.clear()  # a run has no runs in it
-            yield Path(parent)
+            yield parent, FolderRecords(parent)
         elif "error.json" in files:
-            notes.add("left out, failed before its start", f"{parent} ({_error(Path(parent))})")
+            notes.add("left out, failed before its start", f"{parent} ({_error(parent)})")
 
 
-def _read(path: Path, notes: Notes) -> FoundRun | None:
+def _bundled(path: Path, notes: Notes) -> Iterator[tuple[Path, RunRecords]]:
+    """The runs of a bundle whose path within it is this one or lies below it; all, if the path is the bundle's."""
+    found = bundle_above(path)
+    assert found is not None
+    folder, within = found
+    bundle = open_bundle(folder)
+    names = [name for name in bundle.names if not within or (name + "/").startswith(within + "/")]
+    trials = [name for name in names if bundle.study is not None and name.startswith(STAGES + "/") and not within]
+    if trials:
+        notes.add(TRIALS, folder / STAGES)
+    for name in sorted(set(names) - set(trials)):
+        if "spec" in bundle.texts(name):
+            yield folder / name, BundledRecords(bundle, name)
+
+
+def _read(path: Path, records: RunRecords, notes: Notes) -> FoundRun | None:
     folder = RunFolder(path)
     try:
-        spec = tomllib.loads(folder.spec.read_text(encoding="utf-8"))
+        spec = tomllib.loads(records.text("spec"))
     except (OSError, ValueError) as error:
         notes.add("left out, spec.toml cannot be read", f"{path} ({_first_line(error)})")
         return None
     try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = json.loads(records.text("summary"))
         status = summary["status"]
     except FileNotFoundError:
         locked = is_locked(path, locked_folders())
@@ -194,7 +231,7 @@ def _read(path: Path, notes: Notes) -> FoundRun | None:
     if status not in ("finished", "non_finite"):
         notes.add(f"left out, {status}", path)
         return None
-    run = FoundRun(path, spec, summary)
+    run = FoundRun(path, spec, summary, records)
     if run.non_finite:
         where = summary.get("non_finite", {})
         notes.add(
@@ -210,7 +247,7 @@ def _one_of_each(runs: Iterable[FoundRun], notes: Notes) -> list[FoundRun]:
         same[run.decides].append(run)
     kept = []
     for copies in same.values():
-        copies.sort(key=lambda run: (not run.non_finite, run.folder.summary.stat().st_mtime_ns))
+        copies.sort(key=lambda run: (not run.non_finite, run.records.written))
         kept.append(copies[-1])
         for copy in copies[:-1]:
             notes.add("left out, the same run is there again and newer", f"{copy.path} (kept {copies[-1].path})")

@@ -13,7 +13,7 @@ def own_seconds(figures: Figures) -> dict[str, Floats] | None:
     if figures.run.summary.get("pack") != 1:
         return None
     try:
-        lines = polars.read_ndjson(figures.run.folder.timings)
+        lines = polars.read_ndjson(figures.run.records.text("timings").encode())
         if (lines["pack"] != 1).any():
             return None
         there = [part for part in PARTS if part in lines.columns]

@@ -137,7 +137,7 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[st
             "edges": edges_of(run),
             "heat": heat,
             "partition": _partition_key(run),
-            "spec": run.folder.spec.read_text(encoding="utf-8"),
+            "spec": run.records.text("spec"),
             "environment": json.dumps(run.environment, indent=2) if run.environment else "environment.json is missing",
         }
     if crowded:
@@ -177,7 +177,9 @@ def heat_of(run: FoundRun) -> dict[str, Any] | str:
         "of": int(frame["node"].max()) + 1,  # type: ignore[arg-type]
         "width": width,
         "bins": bins,
-        **{name: own(name) for name in ("rate", "divergence", "stability")},
+        "rate": own("rate"),
+        "divergence": own("divergence"),
+        "stability": own("stability"),
     }
 
 

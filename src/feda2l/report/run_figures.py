@@ -131,7 +131,7 @@ def _seconds(run: FoundRun, reached: int) -> tuple[float | None, float | None]:
         return None, None
     target = run.summary.get("target", {})
     try:
-        lines = polars.read_ndjson(run.folder.timings)
+        lines = polars.read_ndjson(run.records.text("timings").encode())
         if len(lines) < reached or (lines["pack"] != 1).any():
             return None, None
         until = lines.head(reached)

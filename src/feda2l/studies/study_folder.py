@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feda2l.errors import Busy, FedA2LError
+from feda2l.records.manifest import MANIFEST
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
 from feda2l.studies.cells import STAGES, StudyCell
@@ -87,6 +88,12 @@ class StudyFolder:
     @contextmanager
     def claimed(self, study: Study, shard: tuple[int, int]) -> Iterator[None]:
         """Take the folder for this study and this process; one of another study is refused."""
+        if (self.path / MANIFEST).exists():
+            raise FedA2LError(
+                f"--out {self.path}: is a bundle, to which a study cannot add runs; make run folders of it with "
+                f"feda2l unbundle {self.path} --out FOLDER, and give FOLDER as --out",
+                see="folder-not-empty",
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path / ".lock-{}-of-{}".format(*shard), os.O_WRONLY | os.O_CREAT, 0o644)

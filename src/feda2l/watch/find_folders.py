@@ -1,4 +1,4 @@
-"""Run folders below a folder, found as they appear: only a folder that has changed is listed again."""
+"""Runs below a folder, found as they appear: only a folder that has changed is listed again."""
 
 import os
 import time
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feda2l.errors import FedA2LError
+from feda2l.records.bundle import open_bundle
+from feda2l.records.manifest import MANIFEST
 from feda2l.studies.cells import STAGES
 from feda2l.studies.study import Study
 
@@ -30,6 +32,7 @@ class _Folder:
     hot: bool = True
     below: list[str] = field(default_factory=list)
     is_run: bool = False
+    bundled: list[str] = field(default_factory=list)  # the runs of a bundle
     written: int = -1  # its study.toml, in ns
     study: str = ""
     planned: list[Planned] = field(default_factory=list)
@@ -64,6 +67,9 @@ class Folders:
         if folder.is_run:
             yield path, study
             return
+        for name in folder.bundled:
+            trials = name.startswith(STAGES + "/") and bool(folder.study)
+            yield path / name, f"{study}, trials" if trials else study
         for name in folder.below:
             trials = name == STAGES and bool(folder.study)
             yield from self._walk(path / name, f"{study}, trials" if trials else study, before)
@@ -77,6 +83,7 @@ def _refresh(path: Path, folder: _Folder) -> None:
     with os.scandir(path) as entries:
         is_folder = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries if entry.name[0] != "."}
     folder.below = sorted(filter(is_folder.__getitem__, is_folder))
+    folder.bundled = _bundled(path) if is_folder.get(MANIFEST) is False else []
     folder.is_run = False in (is_folder.get("spec.toml"), is_folder.get("error.json"))
     if path.name == "nodes" and "n0" in folder.below:
         # a swarm's nodes share a folder that has a spec too; they are shown with the swarm
@@ -85,6 +92,15 @@ def _refresh(path: Path, folder: _Folder) -> None:
     if written != folder.written:
         folder.written = written
         folder.study, folder.planned = _study(path)
+
+
+def _bundled(path: Path) -> list[str]:
+    """The paths of a bundle's runs; its own where it cannot be read, which the page then says of it."""
+    try:
+        bundle = open_bundle(path)
+    except FedA2LError:
+        return ["."]
+    return [name for name in bundle.names if "spec" in bundle.texts(name)]
 
 
 def _study(path: Path) -> tuple[str, list[Planned]]:

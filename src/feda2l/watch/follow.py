@@ -5,11 +5,12 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from feda2l.errors import FedA2LError
 from feda2l.records.folder_locks import locked_folders
 from feda2l.watch.find_folders import MOST, Folders
-from feda2l.watch.watched_run import WatchedRun, unreadable, waiting
+from feda2l.watch.watched_run import WatchedRun, unreadable, waiting, watched
 
-DAMAGE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+DAMAGE = (ArithmeticError, AttributeError, FedA2LError, LookupError, OSError, TypeError, ValueError)
 
 
 class Follower:
@@ -55,7 +56,7 @@ class Follower:
     def _look(self) -> bool:
         version = self.version + 1
         self._runs = {
-            path: self._runs.get(path) or WatchedRun(self._id(path), path, study)
+            path: self._runs.get(path) or watched(self._id(path), path, study)
             for path, study in self._folders.look().items()
         }
         texts = self._texts()

@@ -7,11 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from feda2l.records.bundle import TEXTS, bundle_above
 from feda2l.records.folder_locks import LockedFolders
+from feda2l.records.manifest import MANIFEST
 from feda2l.records.run_folder import RunFolder
 from feda2l.report.curves import Curve, Floats, read_curves
-from feda2l.report.find_runs import FoundRun, Notes
+from feda2l.report.find_runs import FoundRun, Notes, find_runs
 from feda2l.report.page_data import POINTS, edges_of, heat_of, numbers
+from feda2l.report.run_records import FolderRecords
 from feda2l.watch.heat import heat_of_rounds
 from feda2l.watch.incoming_records import Arriving, Rounds, joined
 from feda2l.watch.presence import Presence
@@ -28,7 +31,7 @@ class WatchedRun:
         self.id, self.study, self.folder = id, study, RunFolder(path)
         self.state: State = "waiting"
         self.words = ""  # why it failed, or what is wrong with its records
-        self.run = FoundRun(path, {}, {})
+        self.run = FoundRun(path, {}, {}, FolderRecords(path))
         self.nodes: list[WatchedNode] = []  # of a swarm
         self.rounds = Rounds()  # as they have arrived; none of a run at its end
         self._presence = Presence(self.folder)
@@ -113,9 +116,15 @@ class WatchedRun:
             "heat": heat_of(self.run) if self.run.summary else heat_of_rounds(rounds),
             "nodes": numbers(rounds.nodes if curve is None else curve.last),
             "edges": edges_of(self.run) if self.run.spec else "the run has no spec yet",
-            "spec": _text(self.folder.spec),
-            "environment": _text(self.folder.environment),
+            "spec": self._text("spec"),
+            "environment": self._text("environment"),
         }
+
+    def _text(self, name: str) -> str:
+        try:
+            return self.run.records.text(name)
+        except (OSError, ValueError):
+            return f"{TEXTS[name]} is not there"
 
     def _read_files(self) -> bool:
         """What is small and seldom written: read again when it has changed."""
@@ -126,7 +135,8 @@ class WatchedRun:
         if seen == self._files:
             return False
         self._files = seen
-        self.run = FoundRun(folder.path, _toml(folder.spec), _finished(folder.summary))
+        records = FolderRecords(folder.path)
+        self.run = FoundRun(folder.path, _toml(folder.spec), _finished(folder.summary), records)
         self.words, self._curve = "", None
         own = [config.parent for config in nodes.glob("*/node.toml")] if (nodes / "spec.toml").exists() else []
         own.sort(key=lambda path: (len(path.name), path.name))  # n2 before n10
@@ -162,6 +172,25 @@ class WatchedRun:
         if self._arriving is None:
             return Rounds()
         return joined([node.arriving.rounds for node in self.nodes]) if self.nodes else self._arriving.rounds
+
+
+class BundledRun(WatchedRun):
+    """A run of a bundle: it has ended, and is read again when the bundle is written again."""
+
+    def _read_files(self) -> bool:
+        found = bundle_above(self.folder.path)
+        manifest = {MANIFEST: _seen(found[0] / MANIFEST) if found else None}
+        if manifest == self._files:
+            return False
+        self._files = manifest
+        (self.run,) = find_runs([self.folder.path], Notes())
+        self._read_curve()
+        return True
+
+
+def watched(id: str, path: Path, study: str) -> WatchedRun:
+    """The run with this path, which may lead into a bundle."""
+    return (BundledRun if bundle_above(path) else WatchedRun)(id, path, study)
 
 
 def waiting(id: str, study: str, seed: int) -> dict[str, object]:
@@ -228,10 +257,3 @@ def _error(path: Path) -> str:
         return str(json.loads((path / "error.json").read_bytes())["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return f"{path.name} is not there"
