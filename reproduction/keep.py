@@ -6,10 +6,11 @@ a page tabulates them.
 
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 from feda2l.errors import FedA2LError
-from feda2l.records.bundle import is_bundle, write_bundle
+from feda2l.records.bundle import BundledRun, is_bundle, write_bundle
 from feda2l.report.bundle_runs import check_free, joint_study, read_source
 from feda2l.report.find_runs import Notes
 from feda2l.studies.cells import STAGES
@@ -31,7 +32,7 @@ def keep(study: Path, into: Path) -> int:
         raise FedA2LError(f"{study}: has no study.toml; name the folder of a study")
     check_free(into, overwrite=True)
     sources = [read_source(folder, notes, layers) for folder in ([into] if is_bundle(into) else []) + [study]]
-    runs = {name: run for source in sources for name, run in source.runs.items()}
+    runs = {name: _without_trial_rows(run) for source in sources for name, run in source.runs.items()}
     text = joint_study(sources)
     assert text is not None
     seeds = {int(name.rpartition("-")[2]) for name in runs if not name.startswith(STAGES + "/")}
@@ -40,6 +41,10 @@ def keep(study: Path, into: Path) -> int:
         text = _with_seeds(text, sorted(seeds))
     write_bundle(into, [runs[name] for name in sorted(runs)], text)
     return len(sources[-1].runs)
+
+
+def _without_trial_rows(run: BundledRun) -> BundledRun:
+    return replace(run, rounds=None, layers=None) if run.name.startswith(STAGES + "/") else run
 
 
 def _with_seeds(text: str, seeds: list[int]) -> str:

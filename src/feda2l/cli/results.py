@@ -159,7 +159,7 @@ def bundle(
     out
         the folder of the bundle
     layers
-        runs whose rows per layer are bundled too, by name: 'feda2l/*', or '*' for all; may be repeated
+        runs whose rows per layer are bundled too, by name: `feda2l/*`, or `*` for all; may be repeated
     overwrite
         replace the bundle in the folder
     """

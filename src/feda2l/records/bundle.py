@@ -11,13 +11,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import polars
 
 from feda2l.errors import FedA2LError, RunFailed
 from feda2l.records.manifest import MANIFEST, check_manifest, manifest_of
-from feda2l.records.old_names import select_present, with_new_names
+from feda2l.records.signal_columns import select_present, with_new_names
 
 RUNS, ROUNDS, LAYERS, STUDY = "runs.parquet", "rounds.parquet", "layers.parquet", "study.toml"
 FILES = (STUDY, RUNS, ROUNDS, LAYERS, MANIFEST)
@@ -31,6 +31,7 @@ TEXTS = {
     "chosen": "chosen.json",
     "timings": "timings.jsonl",
 }
+SHORT = ("divergence_mean", "stability_mean")
 LEVEL = 19  # of zstd: a bundle is written once and copied often
 
 
@@ -42,7 +43,7 @@ class BundledRun:
         name: Path of the run folder within the bundled folder, with "/".
         texts: Content of the run folder's text files, by the keys of `TEXTS`.
         written: When the run's summary was written, in ns since 1970.
-        rounds: One row per node and round; None for a trial, of which only the result is kept.
+        rounds: One row per node and round; None for a trial of which only the result is kept.
         layers: One row per node, layer and round, where they are bundled.
     """
 
@@ -60,6 +61,8 @@ class Bundle:
         self.path = path
         self._files = check_manifest(path)
         self._rows = {row["name"]: row for row in _read(path / RUNS).to_dicts()}
+        if outside := [name for name in self._rows if PurePosixPath(name).is_absolute() or ".." in name.split("/")]:
+            raise FedA2LError(f"{path / RUNS}: the run {outside[0]!r} lies outside the bundle; do not use this file")
 
     @property
     def names(self) -> list[str]:
@@ -171,7 +174,10 @@ def _write_parts(partial: Mapping[str, Path], runs: Sequence[BundledRun], study:
         **dict.fromkeys(texts, polars.String),
     }
     _write(polars.DataFrame(rows, schema=schema), partial[RUNS])
-    _write(_joined([(at, run.rounds) for at, run in enumerate(runs) if run.rounds is not None]), partial[ROUNDS])
+    rounds = _joined([(at, run.rounds) for at, run in enumerate(runs) if run.rounds is not None])
+    # a control follows the means of the multipliers, which therefore keep double precision
+    short = [polars.col(name).cast(polars.Float32) for name in SHORT if name in rounds.columns]
+    _write(rounds.with_columns(short), partial[ROUNDS])
     if any(run.layers is not None for run in runs):
         # float32 has seven digits, more than any page prints, at half the size
         layers = _joined([(at, run.layers) for at, run in enumerate(runs) if run.layers is not None])

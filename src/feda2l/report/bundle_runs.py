@@ -1,6 +1,5 @@
 """`feda2l bundle` and `feda2l unbundle`: run folders to a bundle, and back."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from feda2l.records.bundle import (
 )
 from feda2l.records.run_folder import RunFolder
 from feda2l.report.find_runs import Notes
-from feda2l.report.run_records import FolderRecords
+from feda2l.report.run_records import ENDED, FolderRecords, summary_of
 from feda2l.studies.cells import STAGES
 from feda2l.studies.study import StudyRuns
 from feda2l.studies.study_folder import StudyFolder
@@ -183,43 +182,34 @@ def _read_run(path: Path, name: str, top: Path, notes: Notes, layers: Sequence[s
     if "spec" not in texts:
         return BundledRun(name, texts, 0)
     try:
-        summary = json.loads(texts["summary"])
-        ended = summary["status"] in ("finished", "non_finite")
-    except (KeyError, TypeError, ValueError):
-        ended = False
-    if not ended:
+        summary = summary_of(texts.get("summary", ""))
+    except ValueError:
+        summary = {}
+    if summary.get("status") not in ENDED:
         notes.add("left out, not finished", path)
         return None
     if summary.get("pack") != 1:
         texts.pop("timings", None)  # a run that shared the machine has no times of its own
-    if name.startswith(STAGES + "/"):
-        return BundledRun(name, texts, records.written)
     try:
         rounds: polars.DataFrame | None = records.rounds().collect()
     except (OSError, polars.exceptions.PolarsError):
         rounds = records.lines()
+    if rounds is None and name.startswith(STAGES + "/"):
+        return BundledRun(name, texts, records.written)  # of a trial the result counts
     if rounds is None:
         notes.add("left out, neither rounds.parquet nor rounds.jsonl can be read", path)
         return None
     of_layers = records.layers(("round", "node", "layer", "rate", "multiplier", *SIGNALS))
-    if of_layers is not None:
+    if of_layers is not None and "multiplier_mean" not in rounds.columns:  # a run of a bundle has those of before
         rounds = _with_means(rounds, of_layers)
     return BundledRun(name, texts, records.written, rounds, of_layers if _matches(name, layers) else None)
 
 
 def _with_means(rounds: polars.DataFrame, layers: polars.DataFrame) -> polars.DataFrame:
-    """Add what is left of the rows per layer where those are not bundled: of each round, means over nodes and layers.
-
-    `decay_only_matched` follows the means of the multipliers, so they keep double precision.
-    """
+    """Add to each round the means over nodes and layers, for runs whose rows per layer are not bundled."""
     named = [polars.col(name).mean().alias(f"{name}_mean") for name in ("multiplier", *SIGNALS)]
-    means = (
-        layers.group_by("round", maintain_order=True)
-        .agg(named)
-        .with_columns(polars.col(f"{name}_mean").cast(polars.Float32) for name in SIGNALS)
-    )
-    without = rounds.drop(f"{name}_mean" for name in ("multiplier", *SIGNALS) if f"{name}_mean" in rounds.columns)
-    return without.join(means, on="round", how="left", maintain_order="left")
+    means = layers.group_by("round", maintain_order=True).agg(named)
+    return rounds.join(means, on="round", how="left", maintain_order="left")
 
 
 def _texts(path: Path, top: Path) -> dict[str, str]:
@@ -233,10 +223,10 @@ def _texts(path: Path, top: Path) -> dict[str, str]:
 def _relative(paired: str, path: Path, top: Path) -> str:
     """The path from a run to the run that it is paired with, where both are below `top`.
 
-    The folder may have been copied from another machine, so only the end of the path has to agree.
+    The folder may have been copied from another machine, so only the end of the path has to agree: cell and seed.
     """
     parts = Path(paired).parts
-    ends = [top.joinpath(*parts[start:]) for start in range(1, len(parts))] if Path(paired).is_absolute() else []
+    ends = [top.joinpath(*parts[start:]) for start in range(1, len(parts) - 1)] if Path(paired).is_absolute() else []
     beside = next((end for end in ends if (end / TEXTS["spec"]).exists()), None)
     return paired if beside is None else Path(os.path.relpath(beside, path)).as_posix()
 

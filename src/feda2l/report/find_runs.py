@@ -14,7 +14,7 @@ from feda2l.errors import FedA2LError
 from feda2l.records.bundle import bundle_above, open_bundle
 from feda2l.records.folder_locks import is_locked, locked_folders
 from feda2l.records.run_folder import RunFolder
-from feda2l.report.run_records import BundledRecords, FolderRecords, RunRecords
+from feda2l.report.run_records import ENDED, BundledRecords, FolderRecords, RunRecords, summary_of
 from feda2l.studies.cells import STAGES
 
 # where a run goes and how fast; precision is the one key of [runtime] that changes numbers
@@ -215,8 +215,7 @@ def _read(path: Path, records: RunRecords, notes: Notes) -> FoundRun | None:
         notes.add("left out, spec.toml cannot be read", f"{path} ({_first_line(error)})")
         return None
     try:
-        summary = json.loads(records.text("summary"))
-        status = summary["status"]
+        summary = summary_of(records.text("summary"))
     except FileNotFoundError:
         locked = is_locked(path, locked_folders())
         reason = "left out, still running" if locked else "left out, stopped before its end (go on with --resume)"
@@ -225,11 +224,11 @@ def _read(path: Path, records: RunRecords, notes: Notes) -> FoundRun | None:
             reason, rounds = "left out, failed", f"{rounds}: {_error(path)}"
         notes.add(reason, f"{path} ({rounds})")
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         notes.add("left out, summary.json is damaged", f"{path} ({_first_line(error)})")
         return None
-    if status not in ("finished", "non_finite"):
-        notes.add(f"left out, {status}", path)
+    if summary["status"] not in ENDED:
+        notes.add(f"left out, {summary['status']}", path)
         return None
     run = FoundRun(path, spec, summary, records)
     if run.non_finite:

@@ -1,16 +1,19 @@
 """The records of one run, from its folder or from a bundle."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import polars
 
 from feda2l.records.bundle import TEXTS, Bundle, bundle_above, open_bundle
-from feda2l.records.old_names import select_present
 from feda2l.records.round_record import layer_columns, round_columns
 from feda2l.records.run_folder import RunFolder
+from feda2l.records.signal_columns import select_present
+
+ENDED = ("finished", "non_finite")  # the status of a run that goes into a report
 
 
 class RunRecords(Protocol):
@@ -101,6 +104,14 @@ class BundledRecords:
 
     def layers(self, columns: Sequence[str]) -> polars.DataFrame | None:
         return self.bundle.layers(self.name, columns)
+
+
+def summary_of(text: str) -> dict[str, Any]:
+    """The summary of a run that has ended, from the text of its `summary.json`; a ValueError for any other text."""
+    summary = json.loads(text)
+    if not isinstance(summary, dict) or "status" not in summary:
+        raise ValueError("it has no status")
+    return summary
 
 
 def records_at(path: Path) -> RunRecords:

@@ -14,7 +14,7 @@ POLITE = 10  # how far this process steps back behind the runs it looks at
 
 
 def watch(folder: Path, port: int | None, *, open_browser: bool) -> None:
-    """Serve the live page of a folder that is there; runs in it may still be to come."""
+    """Serve the live page of an existing folder or bundle; its runs may still be to come."""
     if not folder.is_dir():
         raise FedA2LError(
             f"{folder}: is not a folder; name a run's, a study's or a swarm's, or a folder in which one will begin",

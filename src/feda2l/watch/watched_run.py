@@ -14,7 +14,7 @@ from feda2l.records.run_folder import RunFolder
 from feda2l.report.curves import Curve, Floats, read_curves
 from feda2l.report.find_runs import FoundRun, Notes, find_runs
 from feda2l.report.page_data import POINTS, edges_of, heat_of, numbers
-from feda2l.report.run_records import FolderRecords
+from feda2l.report.run_records import ENDED, FolderRecords, summary_of
 from feda2l.watch.heat import heat_of_rounds
 from feda2l.watch.incoming_records import Arriving, Rounds, joined
 from feda2l.watch.presence import Presence
@@ -245,8 +245,8 @@ def _toml(path: Path) -> dict[str, Any]:
 def _finished(path: Path) -> dict[str, Any]:
     """The summary of a run that is at its end; nothing of one that is damaged."""
     try:
-        summary = json.loads(path.read_bytes())
-        return summary if summary["status"] in ("finished", "non_finite") and int(summary["rounds"]) >= 0 else {}
+        summary = summary_of(path.read_text(encoding="utf-8"))
+        return summary if summary["status"] in ENDED and int(summary["rounds"]) >= 0 else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
