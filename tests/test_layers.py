@@ -22,8 +22,11 @@ class Everything(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def names(model: nn.Module, granularity: str = "module") -> dict[str, tuple[str, ...]]:
-    return {layer.name: layer.tensors for layer in find_layers(model, granularity)}
+ATTENTION = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+
+
+def names(model: nn.Module, granularity: str = "module", **more: bool) -> dict[str, tuple[str, ...]]:
+    return {layer.name: layer.tensors for layer in find_layers(model, granularity, **more)}
 
 
 def test_module_layers():
@@ -33,9 +36,7 @@ def test_module_layers():
         "body.0": ("body.0.weight", "body.0.bias"),
         "body.1": ("body.1.weight", "body.1.bias"),
         "body.3": ("body.3.weight",),
-        "attention.in_proj_weight": ("attention.in_proj_weight",),
-        "attention.in_proj_bias": ("attention.in_proj_bias",),
-        "attention.out_proj": ("attention.out_proj.weight", "attention.out_proj.bias"),
+        "attention": tuple(f"attention.{name}" for name in ATTENTION),
         "head": ("head.bias",),  # its weight is the embedding's, and belongs there
     }
 
@@ -59,6 +60,89 @@ def test_groups_hold_every_trainable_parameter_once(granularity):
     for group in groups:
         assert all(own[tensor] is p for tensor, p in zip(group["tensors"], group["params"], strict=True))
         assert set(group) == {"params", "name", "tensors"}
+
+
+def test_attention_is_one_layer():
+    assert names(nn.MultiheadAttention(4, 2)) == {"model": ATTENTION}
+    other = nn.Sequential(nn.MultiheadAttention(4, 2, kdim=3, vdim=5, bias=False), nn.Linear(4, 4))
+    assert list(names(other)) == ["0", "1"]
+    assert len(names(other)["0"]) == 4  # q, k, v and the output
+    assert list(names(torch.compile(nn.TransformerEncoderLayer(8, 2, 16)))) == [
+        "self_attn", "linear1", "linear2", "norm1", "norm2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_parametrized_linear_is_one_layer(norm):
+    model = nn.Sequential(norm(nn.Linear(4, 3)), nn.Linear(3, 2))
+    assert list(names(model)) == ["0", "1"]
+    assert set(names(model)["0"]) == {name for name, _ in model.named_parameters() if name.startswith("0.")}
+    assert list(names(norm(nn.Linear(4, 3)))) == ["model"]
+
+
+class Scaled(nn.Module):
+    """A parametrization with parameters and with a submodule of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.mix(weight) * self.scale
+
+
+def test_parameters_of_a_parametrization_belong_to_its_module():
+    model = nn.Sequential(nn.Linear(4, 3))
+    nn.utils.parametrize.register_parametrization(model[0], "weight", Scaled())
+    assert list(names(model)) == ["0"]
+    assert len(names(model)["0"]) == 5
+
+
+def test_an_lstm_is_one_layer_or_one_per_level():
+    model = nn.ModuleDict(
+        {"rnn": nn.LSTM(4, 3, num_layers=2, bidirectional=True, proj_size=2), "head": nn.Linear(4, 2)}
+    )
+    assert list(names(model)) == ["rnn", "head"]
+    split = names(model, split_recurrent=True)
+    assert list(split) == ["rnn.l0", "rnn.l1", "head"]
+    for level in ("l0", "l1"):
+        kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        expected = {f"rnn.{kind}_{level}{way}" for kind in kinds for way in ("", "_reverse")}
+        assert set(split[f"rnn.{level}"]) == expected
+    assert list(names(nn.GRU(4, 3, num_layers=2), split_recurrent=True)) == ["l0", "l1"]
+    assert [group["name"] for group in layer_groups(model, split_recurrent=True)] == list(split)
+
+
+def test_empty_parameters_belong_to_no_layer():
+    model = Everything()
+    model.nothing = nn.Parameter(torch.empty(0, 4))
+    model.head.nothing = nn.Parameter(torch.empty(0))
+    for granularity in ("module", "tensor", "block", "model"):
+        assert names(model, granularity) == names(Everything(), granularity)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(FedA2LError, match=r"granularity = 'modul' is unknown; did you mean 'module'\?"):
+        layer_groups(nn.Linear(2, 2), granularity="modul")
+    with pytest.raises(FedA2LError, match="granularity = None is unknown; known: module, tensor, block, model"):
+        layer_groups(nn.Linear(2, 2), granularity=None)
+    with pytest.raises(FedA2LError, match="a generator is not a model"):
+        layer_groups(nn.Linear(2, 2).parameters())
+    with pytest.raises(FedA2LError, match="parameter weight has no shape yet"):
+        layer_groups(nn.LazyLinear(2))
+
+
+def test_wrapped_models_have_the_names_of_plain_ones():
+    model = Everything()
+    model.module = nn.Linear(2, 2)  # a part of that name is no wrapper
+    expected = names(model)
+    assert "module" in expected
+    for wrapped in (nn.DataParallel(model), torch.compile(nn.DataParallel(torch.compile(model)))):
+        assert names(wrapped) == expected
+        groups = layer_groups(wrapped)
+        assert {group["name"]: tuple(group["tensors"]) for group in groups} == expected
+        assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.parameters()}
 
 
 def test_frozen_layers_are_left_out():
@@ -133,6 +217,7 @@ def test_measured_tensors():
     assert Layer("a", ("a.in_proj_weight", "a.bias")).measured("weight") == (0, 1)  # none of that name
     assert Layer("m", ("a.weight", "b.weight", "b.bias")).measured("weight") == (0, 1, 2)  # several
     assert Layer("weight", ("weight",)).measured("weight") == (0,)
+    assert Layer("attention", ATTENTION).measured("weight") == (0, 1, 2, 3)  # two weights, one of them named so
 
 
 def test_groups_work_in_an_optimizer():

@@ -5,6 +5,7 @@ import io
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -214,6 +215,37 @@ def test_bad_knobs_leave_the_optimizer_alone(knob, value):
     assert [group["lr"] for group in optimizer.param_groups] == [0.01] * 3
 
 
+WRONG = {
+    "warmup_rounds": ["ten", 2.5, True],
+    "window": ["5", 5.0, True],
+    "decay": ["none", True, math.nan, -1],
+    "balance": [None, "half", True],
+    "threshold": [None, [1e-3], math.nan],
+    "consensus_sign": ["+", 1.0, 0],
+    "eps_norm": [None, "tiny"],
+    "eps_std": [None, {}],
+    "preset": [None, 1, ["paper"]],
+    "transform": [0, ["none"]],
+    "newest": [True],
+    "decay_index": [1],
+    "warmup_factor": ["half", True],
+    "bn_warmup_factor": [[0.5]],
+    "lr_clip": [0.1, "low", (None, 1), (0.1,), ("a", "b")],
+    "measured": [all],
+}
+
+
+@pytest.mark.parametrize(("knob", "value"), [(knob, value) for knob, values in WRONG.items() for value in values])
+def test_knobs_of_a_wrong_type_are_refused(knob, value):
+    with pytest.raises(FedA2LError, match=rf"rates\.{knob} = "):
+        FedA2L(sgd(small()), **{knob: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    knobs = {"window": np.int64(4), "decay": np.float32(0.5), "balance": 1, "lr_clip": [0, 1]}
+    FedA2L(sgd(small()), **knobs)
+
+
 def test_only_the_weight_is_measured_with_preset_reference():
     model, other = small(), small()
     rates, others = FedA2L(sgd(model), preset="reference"), FedA2L(sgd(other), preset="reference")
@@ -269,7 +301,7 @@ def test_attention_bare_parameters_and_compiled_parts():
     rates = FedA2L(torch.optim.AdamW(layer_groups(compiled), lr=0.01), **KNOBS)
     expected = FedA2L(torch.optim.AdamW(layer_groups(plain), lr=0.01), **KNOBS)
     assert play(model, rates, range(12)) == play(plain, expected, range(12))
-    assert "self_attn.in_proj_weight" in rates.last
+    assert list(rates.last) == ["self_attn", "linear1", "linear2", "norm1", "norm2"]
     assert not any("_orig_mod" in name for name in rates.last)
     rates.load_state_dict(expected.state_dict())  # a compiled model goes on where a plain one stopped
 
@@ -305,6 +337,39 @@ def test_frozen_layers_keep_their_rate():
     model[0].requires_grad_(True)
     play(model, rates, range(21, 24))
     assert rates.last["0"].rate != kept.rate
+
+
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+def test_a_thawed_layer_starts_with_a_fresh_history(preset):
+    """After the thaw its multipliers are those of a FedA2L that saw only the rounds since then."""
+    model, fresh = small(), small()
+    rates, fresh_rates = (FedA2L(sgd(m), preset=preset, **KNOBS) for m in (model, fresh))
+    fresh_rates.round = 7
+    play(model, rates, range(12))
+    model[0].requires_grad_(False)
+    play(model, rates, range(12, 18))
+    model[0].requires_grad_(True)
+    fresh.load_state_dict(model.state_dict())
+    for round in range(7, 16):
+        calls = range(3 * round - 3, 3 * round)
+        play(model, rates, calls)
+        play(fresh, fresh_rates, calls)
+        assert rates.last["0"][1:] == fresh_rates.last["0"][1:], round
+        if round == 7:
+            assert rates.last["0"].multiplier == 1  # one value has no spread
+            restored = FedA2L(sgd(small()), preset=preset, **KNOBS)
+            restored.load_state_dict(rates.state_dict())
+            assert snapshot(restored) == snapshot(rates)
+    assert rates.last["0"].multiplier != 1
+
+
+def test_empty_parameters_are_ignored():
+    model, plain = small(), small()
+    model[3].nothing = nn.Parameter(torch.empty(0, 3))
+    model.append(nn.ParameterList([torch.empty(0)]))  # the mean over its entries would be NaN
+    rates = FedA2L(sgd(model), **KNOBS)
+    assert play(model, rates, range(12)) == play(plain, FedA2L(sgd(plain), **KNOBS), range(12))
+    assert list(rates.last) == ["0", "1", "3"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -450,6 +515,93 @@ def test_layer_groups_that_come_later():
         rates.begin_round()
 
 
+@pytest.mark.parametrize("done", range(3))
+def test_a_replaced_parameter_is_noticed(done):
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(9 + done))
+    before, weight = snapshot(rates), model[0].weight
+    model[0].weight = nn.Parameter(weight.detach().clone())
+    with pytest.raises(FedA2LError, match=r"layer 0: the model no longer uses the parameter 0\.weight"):
+        (rates.begin_round, rates.end_training, rates.step)[done]()
+    assert snapshot(rates) == before
+    model[0].weight = weight
+    play(model, rates, range(9 + done, 15))
+
+
+def test_a_parameter_that_another_model_takes_over_is_not_replaced():
+    model = small()
+    optimizer = sgd(model)
+    rates = FedA2L(optimizer, **KNOBS)
+    del model  # as where only the parameters are kept
+    rates.begin_round()
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    layer_groups(first)
+    second.weight, first.weight = first.weight, second.weight
+    FedA2L(sgd(second)).begin_round()
+
+
+def test_a_weight_norm_that_comes_later_is_noticed():
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    nn.utils.parametrizations.weight_norm(model[0])
+    with pytest.raises(FedA2LError, match="build the optimizer and FedA2L again"):
+        rates.begin_round()
+
+
+def test_a_second_feda2l_on_the_same_optimizer_is_refused():
+    optimizer = sgd(small())
+    rates = FedA2L(optimizer, **KNOBS)
+    with pytest.raises(FedA2LError, match="another FedA2L already sets this optimizer's rates"):
+        FedA2L(optimizer, warmup_factor=0.5)
+    assert rates.get_last_lr() == [0.01] * 3
+    del rates
+    FedA2L(optimizer, **KNOBS)
+
+
+def test_another_scheduler_on_the_same_groups_is_noticed():
+    optimizer = sgd(small())
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    with pytest.warns(UserWarning, match="another learning rate scheduler") as caught:
+        FedA2L(optimizer, **KNOBS)
+    assert caught[0].filename == __file__
+    optimizer = sgd(small())
+    rates = FedA2L(optimizer, **KNOBS)
+    torch.optim.lr_scheduler.LinearLR(optimizer)  # sets a third of the rate at once
+    with pytest.warns(UserWarning, match=r"layer 0: its lr was changed from 0\.01 to 0\.00333"):
+        rates.begin_round()
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_a_rate_that_was_changed_by_hand_is_noticed_once(tensor):
+    model = small()
+    lr = torch.tensor(0.01) if tensor else 0.01
+    optimizer = torch.optim.Adam(layer_groups(model), lr=lr, foreach=False)
+    rates = FedA2L(optimizer, **KNOBS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        play(model, rates, range(12))
+        ours = rates.get_last_lr()
+        if tensor:
+            optimizer.param_groups[1]["lr"].fill_(0.5)
+        else:
+            optimizer.param_groups[1]["lr"] = 0.5
+        with pytest.warns(UserWarning, match=r"layer 1: its lr was changed from 0\.0\d+ to 0\.5 after") as caught:
+            rates.begin_round()
+        assert caught[0].filename == __file__
+        assert rates.get_last_lr() == [ours[0], 0.5, ours[2]]
+        play(model, rates, range(13, 18))  # once, and the next step sets it again
+        assert rates.get_last_lr()[1] < 0.02
+
+
+def test_optimizers_that_are_refused():
+    model = small()
+    with pytest.raises(FedA2LError, match=r"rates of LBFGS: it accepts one parameter group"):
+        FedA2L(torch.optim.LBFGS(layer_groups(model, granularity="model"), lr=0.01))
+    with pytest.raises(FedA2LError, match=r"rates of Rprop: it reads `lr` only for its first step"):
+        FedA2L(torch.optim.Rprop(layer_groups(model), lr=0.01))
+
+
 def test_it_says_which_call_comes_next_and_whether_averaging_changed_anything():
     model = small()
     rates = FedA2L(sgd(model), **KNOBS)
@@ -549,6 +701,58 @@ def test_loading_writes_the_rates():
     restored.load_state_dict(rates.state_dict())
     assert restored.get_last_lr() == rates.get_last_lr() != [0.01] * 3
     assert snapshot(restored) == snapshot(rates)
+
+
+WRAPPINGS = {
+    "bare": lambda model: model,
+    "data parallel": nn.DataParallel,
+    "compiled": torch.compile,
+    "compiled data parallel": lambda model: torch.compile(nn.DataParallel(model)),
+    "data parallel compiled": lambda model: nn.DataParallel(torch.compile(model)),
+}
+
+
+@pytest.mark.parametrize("loaded", WRAPPINGS)
+@pytest.mark.parametrize("saved", WRAPPINGS)
+def test_a_state_loads_whatever_the_model_is_wrapped_in(saved, loaded):
+    for make in (small, lambda: nn.Linear(3, 2)):
+        model, other = make(), make()
+        rates = FedA2L(sgd(WRAPPINGS[saved](model)), **KNOBS)
+        play(model, rates, range(13))
+        others = FedA2L(sgd(WRAPPINGS[loaded](other)), **KNOBS)
+        others.load_state_dict(rates.state_dict())
+        other.load_state_dict(model.state_dict())
+        assert play(other, others, range(13, 18)) == play(model, rates, range(13, 18))
+
+
+def test_a_state_loads_under_distributed_data_parallel(tmp_path):
+    model, other = small(), small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(13))
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        others = FedA2L(sgd(nn.parallel.DistributedDataParallel(other)), **KNOBS)
+        others.load_state_dict(rates.state_dict())
+        rates.load_state_dict(others.state_dict())
+        assert list(others.last) == list(rates.last) == ["0", "1", "3"]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_a_state_with_a_wrappers_prefix_loads(prefix):
+    """Written by hand, or by a version that kept the prefix."""
+    model = small()
+    rates = FedA2L(sgd(model), **KNOBS)
+    play(model, rates, range(12))
+    state = rates.state_dict()
+    state["shapes"] = {
+        prefix + layer: {prefix + tensor: shape for tensor, shape in tensors.items()}
+        for layer, tensors in state["shapes"].items()
+    }
+    others = FedA2L(sgd(small()), **KNOBS)
+    others.load_state_dict(state)
+    assert snapshot(others) == snapshot(rates)
 
 
 @pytest.mark.parametrize("calls", [12, 13])

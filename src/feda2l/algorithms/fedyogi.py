@@ -4,6 +4,7 @@ Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: "Adaptive Federa
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -31,6 +32,7 @@ class FedYogi(Algorithm):
     beta2: float = 0.99
     tau: float = 1e-3
     bias_correction: bool = False
+    first_round: Literal["average", "step"] = "average"
 
     def __post_init__(self) -> None:
         self.demand(0 < self.rate < float("inf"), "rate", "must be above 0: it is the step from the base state")
@@ -39,6 +41,8 @@ class FedYogi(Algorithm):
         self.demand(0 < self.tau < float("inf"), "tau", "must be above 0: it stands beside sqrt(v), which starts at 0")
 
     def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
+        if self.first_round == "average" and states.round == 1:
+            return mixed["model"]
         first, second = states.state["first"], states.state["second"]
         change = mixed["model"].sub_(states.base)
         first.mul_(self.beta1).add_(change * (1 - self.beta1))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -71,9 +72,10 @@ class FedA2LRule(Rule):
             if not sound:
                 raise FedA2LError(f"rates.{key} = {getattr(self, key)}: {words}")
 
-        def whole(value: object, least: int) -> bool:
-            return value is None or (isinstance(value, int) and value >= least)
+        def whole(value: int | None, least: int) -> bool:
+            return value is None or value >= least
 
+        _demand_types(self)
         demand(self.preset in PRESETS, "preset", f"must be one of {', '.join(PRESETS)}")
         demand(whole(self.warmup_rounds, 0), "warmup_rounds", "must be 0 or more rounds")
         demand(whole(self.window, 2), "window", "must be 2 or more rounds: one value has no spread")
@@ -108,6 +110,32 @@ class FedA2LRule(Rule):
 
     def start(self, setting: Setting) -> "FedA2LRates":
         return FedA2LRates(self.resolved(len(setting.layers)), setting)
+
+
+def _demand_types(rule: FedA2LRule) -> None:
+    """Raise unless every parameter that is given has the type of its field."""
+    kinds = {int: "a whole number", float: "a number", str: "a word", tuple: "[low, high]"}
+    fields = {
+        **dict.fromkeys(("warmup_rounds", "window"), int),
+        **dict.fromkeys(("balance", "threshold", "eps_norm", "eps_std"), float),
+        **dict.fromkeys(("decay", "warmup_factor", "bn_warmup_factor"), float),
+        **dict.fromkeys(("preset", *CHOICES), str),
+        "consensus_sign": int,
+        "lr_clip": tuple,
+    }
+    for key, kind in fields.items():
+        value = getattr(rule, key)
+        if not (_has_type(value, kind) or (value is None and rule.__dataclass_fields__[key].default is None)):
+            raise FedA2LError(f"rates.{key} = {value!r}: must be {kinds[kind]}, not a {type(value).__name__}")
+
+
+def _has_type(value: object, kind: type) -> bool:
+    """Return whether a value has a kind: True is no number, and a whole number is a number."""
+    if kind is tuple:
+        return isinstance(value, tuple | list) and all(_has_type(bound, float) for bound in value)
+    if kind is str:
+        return isinstance(value, str)
+    return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
 
 
 def _paper_defaults(deep: bool, model: str, data: str) -> dict[str, Any]:

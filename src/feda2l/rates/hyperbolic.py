@@ -29,7 +29,7 @@ class Hyperbolic(Schedule):
             raise FedA2LError(f"rates.warmup_rounds = {self.warmup_rounds}: must be 0 or more rounds")
 
     def factor(self, index: int, setting: Setting) -> float:
-        base = _one_base(setting)
+        base = _one_base(setting, self.low)
         if index < self.warmup_rounds:
             return (self.low + (base - self.low) * index / self.warmup_rounds) / base
         length = max(setting.horizon - self.warmup_rounds, 1)
@@ -68,11 +68,15 @@ class HyperbolicReference(Schedule):
 
     def factor(self, index: int, setting: Setting) -> float:
         share = max(1 - index / setting.horizon, 0.0)
-        floor = self.low / _one_base(setting)
+        floor = self.low / _one_base(setting, self.low)
         return floor + (1 - floor) * math.sqrt(share)
 
 
-def _one_base(setting: Setting) -> float:
-    """The base rate: hyperbolic schedules are not proportional to it, so they need one number."""
+def _one_base(setting: Setting, low: float) -> float:
+    """Return the base rate: hyperbolic schedules are not proportional to it, so they need one number."""
     assert isinstance(setting.base, float | int)
+    if low > setting.base:
+        raise FedA2LError(
+            f"rates.low = {low}: must be at most the base rate, {setting.base:g}; the schedule falls from base to low"
+        )
     return setting.base

@@ -98,7 +98,8 @@ class Layout:
     def layer_of_slots(self, layers: list[Layer]) -> list[int]:
         """The number of the layer that each slot belongs to."""
         owner = {tensor: number for number, layer in enumerate(layers) for tensor in layer.tensors}
-        return [owner[slot.name] for slot in self.slots]
+        # an empty tensor belongs to no layer: any rate will do
+        return [owner[slot.name] if slot.size else 0 for slot in self.slots]
 
     def segments(self, tensors: tuple[str, ...]) -> list[Segment]:
         """The columns of these tensors, neighbours joined: one segment for a layer of neighbouring tensors."""
