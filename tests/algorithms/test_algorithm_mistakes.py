@@ -30,6 +30,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "beta2": NOT_A_SHARE,
         "tau": NOT_POSITIVE,
         "bias_correction": NOT_YES_OR_NO,
+        "first_round": NOT_A_WORD,
     },
     "fedntd": {"beta": NOT_A_SIZE, "tau": NOT_POSITIVE},
     "fedawa": {

@@ -41,7 +41,9 @@ class Case(NamedTuple):
 CASES = {
     "fedavg": Case(),
     "fedprox": Case(({"mu": 0.5},)),
-    "fedyogi": Case(({"rate": 0.02}, {"bias_correction": True}), frozenset({"first", "second"})),
+    "fedyogi": Case(
+        ({"rate": 0.02}, {"bias_correction": True}, {"first_round": "step"}), frozenset({"first", "second"})
+    ),
     "fedntd": Case(({"tau": 2.0},)),
     "fedawa": Case(
         (

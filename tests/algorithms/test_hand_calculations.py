@@ -154,11 +154,21 @@ def plain_fedprox(world: World, mu: float) -> Rounds:
 
 
 def plain_fedyogi(
-    world: World, rate: float, beta1: float, beta2: float, tau: float, bias_correction: bool = False
+    world: World,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    tau: float,
+    bias_correction: bool = False,
+    first_round: str = "average",
 ) -> Rounds:
     m, v = np.zeros_like(world.x), np.zeros_like(world.x)
     for r in range(1, ROUNDS + 1):
         d = world.W @ world.train(r) - world.x
+        if r == 1 and first_round == "average":
+            world.x = world.x + d
+            yield world.x
+            continue
         m = beta1 * m + (1 - beta1) * d
         v = v - (1 - beta2) * d**2 * np.sign(v - d**2)
         eta = rate * math.sqrt(1 - beta2**r) / (1 - beta1**r) if bias_correction else rate
@@ -217,10 +227,10 @@ class Awa:
         return distance + 1 - F.cosine_similarity(p @ models, g, dim=0)
 
     def weights(self, models: Tensor, g: Tensor) -> Tensor:
-        before = torch.softmax(self.w.detach().clone(), dim=0)
         if self.state == "fresh":
             self.optimizer = self._new()
         for _ in range(self.steps):
+            before = torch.softmax(self.w.detach().clone(), dim=0)
             self.optimizer.zero_grad()
             self.loss(models, g).backward()
             self.optimizer.step()
@@ -351,6 +361,7 @@ CASES: dict[str, list[Case]] = {
     "fedyogi": [
         Case(plain_fedyogi, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}),
         Case(plain_fedyogi, {"rate": 0.1, "beta1": 0.6, "beta2": 0.7, "tau": 0.05, "bias_correction": True}),
+        Case(plain_fedyogi, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.001, "first_round": "step"}),
     ],
     "fedntd": [Case(plain_fedntd, {"beta": 1.0, "tau": 1.0}), Case(plain_fedntd, {"beta": 0.7, "tau": 2.5})],
     "fedawa": [
@@ -553,7 +564,7 @@ def test_who_publishes_nothing_else_publishes_the_trained_model(name) -> None:
 
 def test_fedyogi_by_hand() -> None:
     """One node, two rounds of plain numbers: B = (1, 2), then what came of it; the average is (2, 0), then (1, 1)."""
-    yogi = FedYogi(rate=0.1, beta1=0.5, beta2=0.75, tau=0.5)
+    yogi = FedYogi(rate=0.1, beta1=0.5, beta2=0.75, tau=0.5, first_round="step")
     state = {"first": rows([0.0, 0.0]), "second": rows([0.0, 0.0])}
     A = yogi.accept(own_of(rows([1.0, 2.0]), rows([9.0, 9.0]), state=state), {}, {"model": rows([2.0, 0.0])})
     # d = (1, -2): m = d / 2; v = 0 - .25 d^2 sign(-d^2) = (.25, 1)
@@ -568,8 +579,38 @@ def test_fedyogi_by_hand() -> None:
     assert state["second"][0].tolist() == pytest.approx(v, abs=1e-15)
 
 
+def test_fedyogis_first_round_averages_and_its_moments_start_with_the_second() -> None:
+    """B = (1, 2), the average (2, 0), then (2.5, 0.25): d of round 2 is (.5, .25), whatever round 1 was."""
+    yogi = FedYogi(rate=0.1, beta1=0.5, beta2=0.75, tau=0.5)
+    state = {"first": rows([0.0, 0.0]), "second": rows([0.0, 0.0])}
+    A = yogi.accept(own_of(rows([1.0, 2.0]), rows([9.0, 9.0]), state=state), {}, {"model": rows([2.0, 0.0])})
+    assert A[0].tolist() == [2.0, 0.0]
+    assert not any(values.any() for values in state.values())
+    A = yogi.accept(own_of(A, rows([9.0, 9.0]), state=state, round=2), {}, {"model": rows([2.5, 0.25])})
+    # m = d / 2 = (.25, .125); v = d^2 / 4, sqrt(v) = (.25, .125)
+    assert A[0].tolist() == pytest.approx([2 + 0.1 * 0.25 / 0.75, 0.1 * 0.125 / 0.625], abs=1e-15)
+    assert state["second"][0].tolist() == [0.0625, 0.015625]
+
+
+def test_fedyogi_learns_from_separate_starts(start) -> None:
+    """The distance between the initial models must not enter the moments: the digits after 30 rounds."""
+
+    def accuracy(name: str, **parameters: Any) -> float:
+        simulator = start({
+            "rounds": 30,
+            "model": {"init": "per_node"},
+            "algorithm": {"name": name} | parameters,
+            "rates": {"name": "constant"},
+        })  # fmt: skip
+        return [record["accuracy"] for ((_, record, _),) in simulator.rounds()][-1]
+
+    fedavg = accuracy("fedavg")
+    assert accuracy("fedyogi") > fedavg - 0.03
+    assert accuracy("fedyogi", first_round="step") < fedavg - 0.2
+
+
 def test_fedyogis_second_moment_neither_moves_at_d2_nor_falls_below_0() -> None:
-    yogi = FedYogi(beta2=0.0)
+    yogi = FedYogi(beta2=0.0, first_round="step")
     state = {"first": rows([0.0, 0.0]), "second": rows([4.0, 1.0])}
     yogi.accept(own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), state=state), {}, {"model": rows([2.0, 0.99])})
     assert state["second"][0].tolist() == pytest.approx([4.0, 1.0 - 0.99**2])
@@ -578,7 +619,7 @@ def test_fedyogis_second_moment_neither_moves_at_d2_nor_falls_below_0() -> None:
 @pytest.mark.parametrize("round", [1, 2, 7])
 def test_fedyogis_bias_correction_multiplies_the_step(round) -> None:
     def moved(bias_correction: bool) -> Tensor:
-        yogi = FedYogi(beta1=0.6, beta2=0.9, bias_correction=bias_correction)
+        yogi = FedYogi(beta1=0.6, beta2=0.9, bias_correction=bias_correction, first_round="step")
         state = {"first": rows([0.1, -0.2]), "second": rows([0.3, 0.0])}
         own = own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), state=state, round=round)
         return yogi.accept(own, {}, {"model": rows([0.5, 0.7])})
@@ -610,6 +651,28 @@ def test_fedawa_weighs_as_torchs_optimisers_on_the_explicit_loss(parameters) -> 
         torch.testing.assert_close(algorithm.weigh(near), plain.weights(models, base), rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(small_state["weights"][[0, 1, 3]], plain.w.detach(), rtol=1e-6, atol=1e-9)
         assert small_state["weights"][2].isnan()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_fedawa_uses_the_weights_before_the_last_of_several_steps(steps) -> None:
+    """Two models at -1 and 3 about a base of 1, each 2 from it, so that the gradient can be written down.
+
+    With p the weight of the first, its distance from the mean is 4 (1 - p), the other's 4 p, so the spread is
+    8 p (1 - p); its cosine is -1, the other's 1, so the regulariser is 2 p. With p = softmax(w) and u = w_0 - w_1,
+    dp/dw_0 = p (1 - p) and the loss's slope is g = p (1 - p) (8 (1 - 2 p) + 2), and -g for w_1.
+    """
+    algorithm = FedAWA(init="log_shares", optimizer="sgd", rate=0.1, steps=steps)
+    small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=2, layers=1).items()}
+    near = near_of(rows([-1.0], [3.0]), torch.tensor([1.0], dtype=torch.float64), [0.5, 0.5], [1.0, 3.0], small_state)
+    w, velocity, used = np.log([0.25, 0.75]), np.zeros(2), None
+    for _ in range(steps):
+        used = softmax(w)
+        p = used[0]
+        g = p * (1 - p) * (8 * (1 - 2 * p) + 2)
+        velocity = 0.9 * velocity + np.array([g, -g]) + 5e-4 * w
+        w = w - 0.1 * velocity
+    np.testing.assert_allclose(algorithm.weigh(near).numpy(), used, rtol=1e-12)
+    np.testing.assert_allclose(small_state["weights"].numpy(), w, rtol=1e-12)
 
 
 @pytest.mark.parametrize("regulariser", ["weighted", "mean"])

@@ -166,6 +166,7 @@ BAD = [
     ("inverse_sqrt", "decay", math.nan),
     ("hyperbolic", "low", 0.0),
     ("hyperbolic", "warmup_rounds", -1),
+    ("hyperbolic_reference", "low", -1e-6),
     ("one_cycle", "rise", 0.0),
     ("one_cycle", "rise", 1.0),
     ("one_cycle", "start_divisor", 0.0),
@@ -184,3 +185,10 @@ def test_bad_values_are_named(name, knob, value):
 def test_an_upper_bound_below_the_horizon_is_refused():
     with pytest.raises(FedA2LError, match="upper_bound"):
         start("hyperbolic", horizon=100, upper_bound=99)
+
+
+@pytest.mark.parametrize("name", ["hyperbolic", "exp_hyperbolic", "hyperbolic_reference"])
+def test_a_low_end_above_the_base_rate_is_refused(name):
+    with pytest.raises(FedA2LError, match=r"rates\.low = 0\.02: must be at most the base rate, 0\.01"):
+        start(name, low=0.02)
+    assert trace(start(name, low=0.01), 3)[0] == pytest.approx([0.01] * 3)

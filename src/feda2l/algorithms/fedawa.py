@@ -72,9 +72,11 @@ class FedAWA(Algorithm):
         if self.optimizer_state == "fresh":
             first, second = torch.zeros_like(w), torch.zeros_like(w)
             neighbourhood.small_state["count"].zero_()
-        before, vectors = w, _Vectors.of(neighbourhood, crossed=self.regulariser == "mean")
+        before = w
+        vectors = _Vectors.of(neighbourhood, crossed=self.regulariser == "mean")
         for _ in range(self.steps):
             neighbourhood.small_state["count"].add_(1)
+            before = w
             w, first, second = self._step(w, vectors.gradient(w), first, second, neighbourhood.small_state["count"])
         for name, values in zip(KEPT, (w, first, second), strict=True):
             neighbourhood.small_state[name][ids] = values

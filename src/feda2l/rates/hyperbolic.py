@@ -66,6 +66,10 @@ class HyperbolicReference(Schedule):
 
     low: float = 1e-6
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < math.inf:
+            raise FedA2LError(f"rates.low = {self.low}: must be 0 or more")
+
     def factor(self, index: int, setting: Setting) -> float:
         share = max(1 - index / setting.horizon, 0.0)
         floor = self.low / _one_base(setting, self.low)
