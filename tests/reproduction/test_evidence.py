@@ -97,6 +97,7 @@ RUNS = {
     "evidence-cnn-cifar100": 21 * 5,
     "evidence-cnn-cifar100-algorithms": (5 * 6 + 1) * 3,
     "evidence-cnn-cifar100-decay": 5 * 3,
+    "evidence-cnn-cifar100-fedyogi": 4 * 3,
     "evidence-cnn-cifar100-tuned": 6 * 3,
     "evidence-cnn-cifar100-recipe": 3 * 2 * 2 * 3,
     "evidence-cnn-cifar10": 21 * 3,
