@@ -6,7 +6,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "feda2l"
 # What every package may import; these import nothing but each other.
-FOUNDATION = {"equations", "errors", "imports", "layers", "names", "old_names", "randomness", "toml_files", "worker_pool"}
+FOUNDATION = {
+    "equations",
+    "errors",
+    "imports",
+    "layers",
+    "names",
+    "old_names",
+    "optimizer_groups",
+    "randomness",
+    "toml_files",
+    "worker_pool",
+}
 ALLOWED: dict[str, set[str]] = {
     "reference": set(),
     "records": set(),

@@ -1,4 +1,4 @@
-"""Objects by import path: a user's own model, loss, algorithm or rate rule, named in a spec."""
+"""Import a user's own model, loss, algorithm or rate rule by the path that a spec names."""
 
 import importlib
 import os
@@ -9,7 +9,7 @@ from feda2l.errors import FedA2LError
 
 
 def import_object(path: str, key: str) -> Any:
-    """What `"package.module:name"` stands for; the current folder is searched first, as `python -m` does."""
+    """Return the object at `"package.module:name"`; the current folder is searched first, as with `python -m`."""
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -24,6 +24,7 @@ def import_object(path: str, key: str) -> Any:
         ) from error
     if not callable(found):
         raise FedA2LError(
-            f'{key} = "{path}" is a {type(found).__name__}, not something that can be called', see="own-code"
+            f'{key} = "{path}" is a {type(found).__name__}, which is not callable: name a function or a class',
+            see="own-code",
         )
     return found

@@ -1,4 +1,4 @@
-"""Looking a name up in a table, with the nearest right name when it is not there."""
+"""Look up a name in a table, and suggest the nearest known name if it is unknown."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that ends an error message: the nearest name, or all of them.
+    """Return a hint for an error message: the nearest known name, or all of them.
 
-    >>> nearest("nodse", ["node", "nodes"])  # swapped letters are nearer than one too many
+    >>> nearest("nodse", ["node", "nodes"])  # swapped letters count as nearer than an additional letter
     "did you mean 'nodes'?"
     """
     names = list(known)
@@ -22,7 +22,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def look_up(name: str, table: Mapping[str, T], what: str) -> T:
-    """`table[name]`, or an error that names what was looked for and the nearest entry."""
+    """Return `table[name]`, or raise an error that names the setting and the nearest known name."""
     if name not in table:
         raise FedA2LError(f"{what} = {name!r} is unknown; {nearest(name, table)}", see="spec")
     return table[name]

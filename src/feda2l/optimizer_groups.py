@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +38,7 @@ class Home(NamedTuple):
 
 
 # where `layer_groups` found each parameter: not stored in the groups, which are saved with the optimizer's state
-HOMES: "WeakIdKeyDictionary[Tensor, Home]" = WeakIdKeyDictionary()
+HOMES: MutableMapping[Tensor, Home] = WeakIdKeyDictionary()
 # the FedA2L of each optimizer, while both exist
 _OWNERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[object]]" = weakref.WeakKeyDictionary()
 

@@ -1,7 +1,7 @@
-"""Counter-based randomness: a generator for each (seed, node, round, purpose).
+"""Counter-based randomness: one generator per (seed, node, round, purpose).
 
-No generator is shared and none is the global one, so what a node draws does not depend on the runtime,
-on the order of the nodes or on where a run was resumed.
+No generator is shared and the global one is not used. What a node draws therefore does not depend on the runtime, on
+the order of the nodes or on where a run was resumed.
 """
 
 import hashlib
@@ -13,16 +13,16 @@ __all__ = ["derive_seed", "numpy_generator", "torch_generator"]
 
 
 def derive_seed(seed: int, *, node: int = 0, round: int = 0, purpose: str) -> int:
-    """A 63-bit seed that is a hash of its arguments: equal arguments, equal draws, on every machine."""
+    """Return a 63-bit seed, a hash of the arguments: equal arguments give equal draws on every machine."""
     text = f"{seed}/{node}/{round}/{purpose}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def torch_generator(seed: int, *, node: int = 0, round: int = 0, purpose: str) -> torch.Generator:
-    """A fresh CPU generator for one purpose of one node in one round."""
+    """Return a new torch generator on the CPU for one purpose of one node in one round."""
     return torch.Generator().manual_seed(derive_seed(seed, node=node, round=round, purpose=purpose))
 
 
 def numpy_generator(seed: int, *, node: int = 0, round: int = 0, purpose: str) -> np.random.Generator:
-    """The same for code that draws with NumPy."""
+    """Return a new NumPy generator for one purpose of one node in one round."""
     return np.random.default_rng(derive_seed(seed, node=node, round=round, purpose=purpose))

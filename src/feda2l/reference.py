@@ -1,7 +1,7 @@
-"""Algorithm 1 line by line, in plain Python numbers: slow on purpose, and what the tests compare everything with.
+"""Algorithm 1 line by line in plain Python numbers: the slow reference that the tests compare every other version with.
 
-Nothing here is shared with the rest of the package: no tensors, no state between calls, each quantity written as
-it is defined. `preset` is `paper` or `reference` (the released code).
+It shares nothing with the rest of the package. It uses no tensors and keeps no state between calls, and it computes
+each quantity by its definition. `preset` is `paper` or `reference` (the released code).
 """
 
 import math
@@ -32,7 +32,7 @@ def algorithm_1(
     eps_std: float = 1e-6,
     preset: str = "paper",
 ) -> list[dict[str, float]]:
-    """The rates that one node trains with in round 1, 2, ..., and in the round after the last one given."""
+    """Return the rates that one node trains with in rounds 1, 2, ... and in the round after the last given one."""
     released = preset == "reference"
     layers = list(rounds[0])
     deep = released and len(layers) > 10
@@ -73,7 +73,7 @@ def algorithm_1(
                 gamma = 1 / math.sqrt(1 + decay * (adaptations if released else r))
                 rate = base_lr * (1 + math.tanh(math.log(fused))) * gamma
                 following[layer] = min(max(rate, 1e-4), 0.02) if released else rate
-            if released:  # only now: its z-scores lag one round behind
+            if released:  # stored after adapting: its z-scores lag by one round
                 divergences[layer].append(sigma)
                 stabilities[layer].append(zeta)
         adaptations += adapting
@@ -83,7 +83,7 @@ def algorithm_1(
 
 
 def z_score(values: Vector, eps: float) -> float:
-    """(newest - mean) / (sample standard deviation + eps); 0 for fewer than two values."""
+    """Return (newest - mean) / (sample standard deviation + eps); 0 for fewer than two values."""
     n = len(values)
     if n < 2:
         return 0.0

@@ -138,6 +138,7 @@ class FedA2L:
         self._kept: list[Tensor] = []  # the last state of the open round: base, then trained
         self._divergence = torch.zeros(len(groups), dtype=torch.float64)  # sigma of the open round
         self._signals: Signals | None = None  # of the last step
+        self._written: list[float] = []  # the rates as the groups held them after the last write
         if preset == "reference" and len(groups) > DEEP:
             warnings.warn(
                 f"preset 'reference' on {len(groups)} layers: the released code gives models of more than {DEEP} "

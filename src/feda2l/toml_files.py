@@ -1,4 +1,4 @@
-"""Reading a spec: files, overrides, and mistakes put down to where they were made and what would be right."""
+"""Read TOML files and overrides, and report each mistake with its source and a correction."""
 
 import dataclasses
 import re
@@ -16,28 +16,28 @@ from feda2l.old_names import SPEC_KEYS
 
 @dataclasses.dataclass(frozen=True)
 class TomlSource:
-    """Where a spec was given: a file, and the override of each key that has one.
+    """Where the values of a spec come from: a file, and the override of each key that has one.
 
-    No field counts in comparisons: specs are equal whatever they were read from.
+    Comparisons ignore both fields: specs are equal wherever they were read from.
     """
 
     name: str = dataclasses.field(default="spec", compare=False)
     sets: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def of(self, key: str) -> str:
-        """The override that set a key (or its section, or what is in it), else the file."""
+        """Return the override that set a key, a key inside it or its section; else the file."""
         inside = (text for own, text in self.sets.items() if f"{own}.".startswith(f"{key}."))
         above = (text for own, text in self.sets.items() if key.startswith(f"{own}."))
         return next(inside, next(above, self.name))
 
     def before(self, message: str) -> str:
-        """The message after the source of the keys that it names."""
+        """Return the message, preceded by the source of the keys that it names."""
         keys = re.findall(r"[a-z_]+\.[a-z_]+", message)
         return f"{next((self.sets[key] for key in keys if key in self.sets), self.name)}: {message}"
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """A TOML file as plain values, or an error that names it."""
+    """Return the values of a TOML file, or raise an error that names the file."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -49,7 +49,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_set(text: str) -> tuple[str, Any]:
-    """`key=value` of the command line: a TOML value, or a bare word as a string."""
+    """Parse `key=value` from the command line: a TOML value, or a bare word as a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise FedA2LError(f"--set {text}: write it as key=value, for example --set rates.base=0.03", see="spec")
@@ -60,7 +60,7 @@ def parse_set(text: str) -> tuple[str, Any]:
 
 
 def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values with the overrides put in, and which override each key came from."""
+    """Return the values with the overrides applied, and the override that each key came from."""
     merged: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
     origins = {}
     for text in sets:
@@ -79,7 +79,7 @@ def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str,
 def explain(
     error: ValidationError, source: TomlSource, root: type[BaseModel], section: str = "", known: Sequence[str] = ()
 ) -> list[str]:
-    """One line a mistake: where it stands, the key, what is wrong and what would be right."""
+    """Return one line per mistake: its source, the key, what is wrong and what would be right."""
     lines = []
     for problem in error.errors(include_url=False):
         path = [section] * bool(section) + [str(part) for part in problem["loc"]]
@@ -95,13 +95,13 @@ def explain(
 
 
 def _fields(root: type[BaseModel], path: list[str]) -> Mapping[str, Any]:
-    """The keys that the table at `path` below a model knows."""
+    """Return the keys that are allowed in the table at `path` below a model."""
     model: Any = root
     for part in path:
         field = model.model_fields.get(part)
         if field is None:
             return {}
-        # a section that may be left out is `Section | None`
+        # an optional section has the type `Section | None`
         model = next((kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation)
         if not hasattr(model, "model_fields"):
             return {}

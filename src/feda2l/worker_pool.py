@@ -1,4 +1,4 @@
-"""Worker processes of one thread each, forked over the shared population."""
+"""A pool of worker processes with one thread each, forked so that they share the population."""
 
 import ctypes
 import multiprocessing
@@ -16,9 +16,9 @@ from feda2l.errors import FedA2LError, RunFailed
 
 
 class Pool:
-    """Runs methods of one object in forked processes; with 0 processes, in this one.
+    """Run methods of one object in forked processes, or in this process if there are none.
 
-    A worker ends with its parent, however that ends: the kernel kills it (Linux), or its pipe closes.
+    A worker ends when its parent ends for any reason: the kernel kills it (Linux), or its pipe closes.
     """
 
     def __init__(self, target: object, processes: int) -> None:
@@ -28,7 +28,7 @@ class Pool:
         try:
             for _ in range(processes):
                 self._fork()
-        except BaseException:  # Ctrl-C while they start
+        except BaseException:  # Ctrl-C while the workers start
             self.close()
             raise
 
@@ -43,9 +43,9 @@ class Pool:
         self.workers.append(worker)
 
     def map(self, method: str, jobs: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """`[target.method(*job) for job in jobs]`, each given to the next free worker; put long jobs first."""
+        """Return `[target.method(*job) for job in jobs]`, each by the next free worker; put long jobs first."""
         if not self.pipes:
-            with torch.random.fork_rng(devices=[]):  # a worker seeds its own generator, here it is the user's
+            with torch.random.fork_rng(devices=[]):  # a worker seeds its own generator; this is the user's
                 return [getattr(self.target, method)(*job) for job in jobs]
         results: list[Any] = [None] * len(jobs)
         waiting = enumerate(jobs)
@@ -91,16 +91,16 @@ class Pool:
         worker.join(timeout=5)
         why = " (killed, perhaps out of memory)" if worker.exitcode == -signal.SIGKILL else ""
         raise RunFailed(
-            f"a worker process ended with exit code {worker.exitcode}{why}; nothing before the last checkpoint is "
-            "lost: start again with --resume",
+            f"a worker process ended with exit code {worker.exitcode}{why}. Everything up to the last checkpoint is "
+            "saved: run the command again with --resume",
             see="worker-ended",
         ) from None
 
 
 def default_processes() -> int:
-    """One worker a core that this process may use; none where fork is not safe.
+    """Return one worker per core that this process may use, or 0 if forking is not safe.
 
-    That is on macOS and Windows, and after CUDA was used: its threads do not come along.
+    Forking is not safe on macOS and Windows, or after CUDA was initialized: a fork does not copy CUDA's threads.
     """
     if sys.platform != "linux" or torch.cuda.is_initialized():
         return 0
@@ -109,7 +109,9 @@ def default_processes() -> int:
 
 def _work(target: object, pipe: Connection, inherited: list[Connection], parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # both reach the whole group; the parent handles them and ends us
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # both signals reach every process; the parent handles them and ends its workers
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -263,7 +263,7 @@ def test_data_that_name_their_nodes_can_be_dealt_otherwise(own: Path) -> None:
         ({"data.name": "own_corners:absent"}, 'data.name = "own_corners:absent" cannot be imported'),
         (
             {"data.name": "own_corners:five"},
-            'data.name = "own_corners:five" is a int, not something that can be called',
+            'data.name = "own_corners:five" is a int, which is not callable',
         ),
         ({"data.name": "own_corners:raises"}, "data.name = 'own_corners:raises' failed: KeyError: 'price'"),
         (

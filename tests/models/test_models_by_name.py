@@ -136,7 +136,7 @@ def test_a_users_model_is_given_what_it_takes(mine):
         ("no_such_module_of_mine:Net", "cannot be imported"),
         ("models_of_mine:Wrong", "could not be built.*channels"),
         ("models_of_mine:number", "gave a int, not a torch.nn.Module"),
-        ("models_of_mine:constant", "is a int, not something that can be called"),
+        ("models_of_mine:constant", "is a int, which is not callable"),
     ],
 )
 def test_a_users_model_that_does_not_work_is_named(mine, name, words):

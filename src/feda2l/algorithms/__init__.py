@@ -1,4 +1,4 @@
-"""Base algorithms as hooks that `round` calls; a new one is a short file and an entry in `ALGORITHMS`."""
+"""The base algorithms, as hooks that `round` calls. A new one is a short file and an entry in `ALGORITHMS`."""
 
 from feda2l.algorithms.base import Algorithm, Neighbourhood, NodeStates, RateSearch, Task, Trial
 from feda2l.algorithms.choco import Choco

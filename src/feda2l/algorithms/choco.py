@@ -1,4 +1,4 @@
-"""CHOCO-SGD: compressed gossip that converges all the same.
+"""CHOCO-SGD: gossip with compressed messages.
 
 Koloskova, Stich, Jaggi: "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication",
 ICML 2019.
@@ -15,13 +15,20 @@ from feda2l.algorithms.compression import BLOCK, quantise, random_k, top_k
 
 @dataclass(frozen=True, kw_only=True)
 class Choco(Algorithm):
-    """Neighbours see a replica of a node, which follows it by compressed differences:
+    """Neighbours use a replica of each node, which follows the node by compressed differences:
 
         r_i <- r_i + Q(T_i - r_i);   A_i = T_i + gamma sum_j W_ij (r_j - r_i)
 
-    Only Q(...) travels: `top_k` sends the largest `ratio` of the entries (4 bytes of value and 4 of place each),
-    `random_k` as many at places that follow from the seed (4 bytes each), `quantise` all of them with `bits` bits and a
-    4-byte scale for 64. Replicas start at 0. `none` with gamma = 1 is FedAvg. BatchNorm statistics travel whole.
+    Only Q(...) is sent. Replicas start at 0. `compressor = "none"` with gamma = 1 is FedAvg. BatchNorm statistics are
+    sent uncompressed.
+
+    Args:
+        compressor: `top_k` sends the largest entries (4 bytes for the value and 4 for the position of each), `random_k`
+            sends entries at positions that follow from the seed (4 bytes each), `quantise` sends all entries with
+            `bits` bits each and one 4-byte scale per 64 entries, `none` sends everything.
+        ratio: the share of the entries that `top_k` and `random_k` send.
+        bits: the bits per entry of `quantise`.
+        gamma: the consensus step size. Choose a smaller one for stronger compression.
     """
 
     summary = "compressed gossip: neighbours follow replicas by top-k, random-k or quantised differences"
@@ -38,9 +45,9 @@ class Choco(Algorithm):
     def __post_init__(self) -> None:
         known = ("top_k", "random_k", "quantise", "none")
         self.demand(self.compressor in known, "compressor", f"must be one of {', '.join(known)}")
-        self.demand(0 < self.ratio <= 1, "ratio", "must be above 0 and at most 1: the share of entries that travel")
+        self.demand(0 < self.ratio <= 1, "ratio", "must be above 0 and at most 1: the share of entries that are sent")
         self.demand(2 <= self.bits <= 16, "bits", "must be from 2 to 16")
-        self.demand(0 < self.gamma <= 1, "gamma", "must be above 0 and at most 1 (no compression: 1)")
+        self.demand(0 < self.gamma <= 1, "gamma", "must be above 0 and at most 1 (use 1 without compression)")
 
     def publish(self, states: NodeStates) -> dict[str, Tensor]:
         replica = states.state["replica"]

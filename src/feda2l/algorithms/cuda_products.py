@@ -1,6 +1,6 @@
-"""All inner products of a few long vectors as one Triton kernel: a pass over them. Only imported on a GPU.
+"""All inner products of a few long vectors in one Triton kernel that reads them once. Imported only on a GPU.
 
-Written out in torch each vector is first copied to float64, then to its distance from the shift, and read twice more.
+Plain torch would copy each vector to float64, copy it again for the difference to the shift, and read it twice more.
 """
 
 import torch
@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 64  # vectors: more of them should keep a card busy as matrix products (not timed)
-SIZE = 64  # columns that a program takes at a time
-PROGRAMS = 1056  # eight for each of an H200's multiprocessors
+MOST = 64  # vectors; for more of them matrix products should keep a GPU busy (not timed)
+SIZE = 64  # columns that a program reads at a time
+PROGRAMS = 1056  # eight per multiprocessor of an H200
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -32,7 +32,7 @@ def _products(  # type: ignore[no-untyped-def]
 
 
 def inner_products(vectors: Tensor, shift: Tensor | None = None) -> Tensor:
-    """(v_j - s) . (v_k - s) of all pairs, [count, count] in float64; each part's sums are added in one order."""
+    """Return (v_j - s) . (v_k - s) of all pairs, [count, count] in float64, summed in a fixed order."""
     count, width = vectors.shape
     rows = max(16, triton.next_power_of_2(count))
     each = triton.cdiv(width, PROGRAMS * SIZE) * SIZE

@@ -11,10 +11,21 @@ from feda2l.errors import FedA2LError
 
 @dataclass(frozen=True, kw_only=True)
 class DFedSAM(Algorithm):
-    """Every step takes its gradient at x + radius g / ||g|| (one norm over all parameters) and applies it at x.
+    """Every local step takes its gradient at x + radius g / ||g|| and applies it at x (one norm over all parameters).
 
-    Then the nodes mix `gossip_steps` times (DFedSAM-MGS above 1): each step mixes the mixed models again and is one
-    more exchange. BatchNorm statistics see the first pass only. radius = 0 with one gossip step is FedAvg.
+    Then the nodes mix `gossip_steps` times; more than one is DFedSAM-MGS. Each step mixes the mixed models again and
+    costs one more exchange. BatchNorm statistics are updated in the first pass only. radius = 0 with one gossip step is
+    FedAvg.
+
+    Adapted: the authors' repository was not available, so three choices are ours. The default radius is 0.05, which
+    FedA2L's authors use in their framework; a public re-implementation of the method uses 0.01, at a rate of 0.1. The
+    method mixes with a symmetric doubly stochastic matrix; here the topology's weights apply, by default the sample
+    sizes, as in FedA2L's paper (`topology.weights = "metropolis"` gives a symmetric matrix). The local optimizer keeps
+    its momentum as in the other algorithms.
+
+    Args:
+        radius: the length of the ascent step. Usual values are 0.01 to 0.1; larger values look for flatter minima.
+        gossip_steps: exchanges per round. More bring the models closer together and cost as many times the bytes.
     """
 
     summary = "sharpness-aware local steps; gossip_steps > 1 is DFedSAM-MGS"
@@ -24,13 +35,17 @@ class DFedSAM(Algorithm):
     gossip_steps: int = 1
 
     def __post_init__(self) -> None:
-        self.demand(0 <= self.radius < float("inf"), "radius", "must be 0 (plain steps) or more; usual are .01 to .1")
-        self.demand(self.gossip_steps >= 1, "gossip_steps", "must be at least 1: nodes that never mix train alone")
+        self.demand(
+            0 <= self.radius < float("inf"), "radius", "must be 0 (plain steps) or more; usual values are 0.01 to 0.1"
+        )
+        self.demand(
+            self.gossip_steps >= 1, "gossip_steps", "must be at least 1: without mixing every node trains alone"
+        )
 
     def check(self, task: Task) -> None:
         if task.precision == "bf16" and self.radius:
             raise FedA2LError(
-                'runtime.precision = "bf16" rounds away the small step of algorithm.name = "dfedsam"; use fp32 or tf32'
+                'runtime.precision = "bf16" rounds away the ascent step of algorithm.name = "dfedsam": use fp32 or tf32'
             )
 
     @property

@@ -1,4 +1,4 @@
-"""D-PSGD: one step, one exchange.
+"""D-PSGD: one exchange per local step.
 
 Lian, Zhang, Zhang, Hsieh, Zhang, Liu: "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study
 for Decentralized Parallel Stochastic Gradient Descent", NeurIPS 2017.
@@ -12,13 +12,13 @@ from feda2l.algorithms.base import Algorithm, Defaults
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(Algorithm):
-    """x_i <- sum_j W_ij (x_j - rate g_j): a round is `steps` mini-batches (the original: 1) and one exchange.
+    """x_i <- sum_j W_ij (x_j - rate g_j): a round is `steps` mini-batches (1 in the original) and one exchange.
 
-    `training.epochs` has no meaning here. W is doubly stochastic, so that the plain mean of the nodes' losses is
-    minimised, and there is no momentum unless it is asked for.
+    `training.epochs` has no effect. W is doubly stochastic, so the plain mean of the nodes' losses is minimised. There
+    is no momentum unless `training.momentum` sets it.
     """
 
-    summary = "one mini-batch step a round, doubly stochastic mixing"
+    summary = "one mini-batch step per round, doubly stochastic mixing"
     citation = "Lian et al. 2017"
     mixing = "doubly_stochastic"
     defaults: ClassVar[Defaults] = {"topology": {"weights": "metropolis"}, "training": {"momentum": 0.0}}
@@ -26,7 +26,7 @@ class DPSGD(Algorithm):
     steps: int = 1
 
     def __post_init__(self) -> None:
-        self.demand(self.steps >= 1, "steps", "must be at least 1 step a round")
+        self.demand(self.steps >= 1, "steps", "must be at least 1 step per round")
 
     @property
     def local_steps(self) -> int:

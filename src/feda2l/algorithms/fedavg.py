@@ -12,7 +12,7 @@ from feda2l.algorithms.base import Algorithm
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
-    """Local SGD on the task loss, then the weighted average over the closed neighbourhood. No state."""
+    """Local SGD on the task loss, then the weighted average over the closed neighbourhood. It keeps no state."""
 
     summary = "local training, then the neighbours' weighted average"
     citation = "McMahan et al. 2017; Sun et al. 2022"

@@ -1,4 +1,4 @@
-"""FedAWA without a server: every node learns how much to listen to whom.
+"""FedAWA without a server: every node learns the weights of its neighbours.
 
 Shi, Zhao, Zhang, Zhou, Guo, Chang: "FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using
 Client Vectors", CVPR 2025.
@@ -12,24 +12,35 @@ from torch import Tensor
 
 from feda2l.algorithms.base import Algorithm, Neighbourhood, NodeStates
 
-CHUNK = 1 << 20  # columns taken to float64 at a time
-PIECE = 1 << 9  # columns of one partial product
-NOTHING = 1e-30  # the squared norm of a state of zeros, to which every cosine is 0
+CHUNK = 1 << 20  # columns converted to float64 at a time
+PIECE = 1 << 9  # columns per partial product
+NOTHING = 1e-30  # used as the squared norm of a zero state, so that every cosine with it is 0
 KEPT = ("weights", "first", "second")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAWA(Algorithm):
-    """A_i = scale sum_k p_k theta_k with p = softmax(w), and w learned from the models that node i hears.
+    """A_i = scale sum_k p_k theta_k with p = softmax(w), where w is learned from the models that node i receives.
 
-    With g = B_i, the node's own base state, and client vectors tau_k = theta_k - g, a round takes `steps` steps down
+    With g = B_i, the node's own base state, and client vectors tau_k = theta_k - g, each round takes `steps` gradient
+    steps on
 
         loss(w) = sum_k p_k || tau_k - sum_j p_j tau_j || + R,   R = sum_k p_k (1 - cos(g, theta_k))
 
-    (regulariser "weighted"; "mean" is R = 1 - cos(sum_k p_k theta_k, g)). `w` is kept by neighbour id. The defaults are
-    the authors' code: w starts as the sample shares themselves, which makes the first weights nearly uniform; a fresh
-    Adam every round; the weights of a round are those before its step. No message is added. Without a server the
-    global model of the original is the node's own base state; on a full graph they are the same.
+    w is kept per neighbour id. No message is added. The defaults are those of the authors' code.
+
+    Adapted: the global model of the original is the node's own base state here; on a full graph the two are equal. So
+    the client vectors of neighbours with another base state are measured from this node's base state.
+
+    Args:
+        regulariser: `weighted` is R as above; `mean` is R = 1 - cos(sum_k p_k theta_k, g), as in the paper.
+        init: w starts as the sample `shares`, which makes the first weights nearly uniform, or as their logarithms
+            (`log_shares`), which makes the first weights the shares.
+        optimizer, rate: the optimizer of w and its rate; None means 0.001 for `adam` and 0.01 for `sgd`.
+        optimizer_state: `fresh` resets the optimizer of w every round, `kept` keeps its moments.
+        steps: gradient steps on w per round.
+        use: average with the weights `before` the last step of the round (the authors' code) or `after` it.
+        scale: a factor on the aggregated model.
     """
 
     summary = "each node learns its neighbours' weights from their update vectors"
@@ -54,11 +65,11 @@ class FedAWA(Algorithm):
         ):
             self.demand(getattr(self, key) in choices, key, f"must be one of {', '.join(choices)}")
         self.demand(self.rate is None or 0 < self.rate < float("inf"), "rate", "must be above 0")
-        self.demand(self.steps >= 1, "steps", "must be at least 1 step a round")
+        self.demand(self.steps >= 1, "steps", "must be at least 1 step per round")
         self.demand(0 < self.scale < float("inf"), "scale", "must be above 0")
 
     def small_state(self, shares: Tensor, nodes: int, layers: int) -> dict[str, Tensor]:
-        """w and its optimiser's moments by neighbour id (not a number: never met), and the number of steps."""
+        """Return w and its optimizer's moments by neighbour id (NaN: not received yet), and the number of steps."""
         unknown = torch.full((len(shares), nodes), torch.nan, dtype=torch.float64)
         return {name: unknown.clone() for name in KEPT} | {"count": torch.zeros(len(shares), dtype=torch.float64)}
 
@@ -83,7 +94,7 @@ class FedAWA(Algorithm):
         return torch.softmax(before if self.use == "before" else w, dim=0)
 
     def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
-        """The scale is the model's alone: statistics and momentum that travel beside it are plain averages."""
+        """Scale the model; statistics and momentum that are sent with it stay plain averages."""
         return mixed["model"].mul_(self.scale)
 
     @property
@@ -93,7 +104,7 @@ class FedAWA(Algorithm):
     def _step(
         self, w: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of Adam (betas .5, .999) or of SGD (momentum .9, weight decay 5e-4), as in the authors' code."""
+        """Take a step of Adam (betas 0.5, 0.999) or SGD (momentum 0.9, weight decay 5e-4) as in the authors' code."""
         if self.optimizer == "sgd":
             first = 0.9 * first + gradient + 5e-4 * w
             return w - (0.01 if self.rate is None else self.rate) * first, first, second
@@ -104,7 +115,7 @@ class FedAWA(Algorithm):
 
 
 def _sums(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
-    """tau_j . tau_k; theta_j . theta_k, or of each with itself alone; theta_k . g; g . g: one after another."""
+    """Return tau_j . tau_k, theta_j . theta_k (only theta_k . theta_k unless `crossed`), theta_k . g and g . g."""
     total = None
     for start in range(0, len(base), CHUNK):
         theta, g = models[:, start : start + CHUNK].double(), base[start : start + CHUNK].double()
@@ -116,7 +127,7 @@ def _sums(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
 
 
 def _sums_on_gpu(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
-    """The same from three passes; of theta_k . g what 2 theta_k . g = ||theta_k||^2 + ||g||^2 - ||tau_k||^2 says."""
+    """Return the same from three passes, with 2 theta_k . g = ||theta_k||^2 + ||g||^2 - ||tau_k||^2."""
     from feda2l.algorithms.cuda_products import MOST, inner_products
 
     if len(models) > MOST:
@@ -127,7 +138,7 @@ def _sums_on_gpu(models: Tensor, base: Tensor, *, crossed: bool) -> Tensor:
 
 
 def _inner(vectors: Tensor) -> Tensor:
-    """All inner products of some long vectors, added up from pieces, which stay in the cache."""
+    """Return all inner products of some long vectors, summed over pieces that fit into the cache."""
     whole = vectors.shape[1] // PIECE * PIECE
     pieces, rest = vectors[:, :whole].reshape(len(vectors), -1, PIECE).transpose(0, 1), vectors[:, whole:]
     return (pieces @ pieces.mT).sum(dim=0) + rest @ rest.T
@@ -135,18 +146,18 @@ def _inner(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Vectors:
-    """All that the loss needs of the models: inner products, so that its gradient costs nothing."""
+    """The inner products that the loss depends on; with them its gradient is cheap."""
 
     gram: Tensor  # tau_j . tau_k
     along: Tensor  # theta_k . g
-    products: Tensor  # theta_j . theta_k, or of each with itself alone
+    products: Tensor  # theta_j . theta_k, or only theta_k . theta_k
     size: Tensor  # ||g||^2
 
     @classmethod
     def of(cls, neighbourhood: Neighbourhood, *, crossed: bool) -> "_Vectors":
         models, base = neighbourhood.receive("model"), neighbourhood.base
         sums = _sums_on_gpu if base.is_cuda else _sums
-        count, total = len(models), sums(models, base, crossed=crossed).cpu()  # all at once: a look waits for the card
+        count, total = len(models), sums(models, base, crossed=crossed).cpu()  # one transfer: each waits for the GPU
         gram, products, along, size = total.split([count * count, len(total) - count * count - count - 1, count, 1])
         return cls(gram.view(count, count), along, products.view(count, count) if crossed else products, size[0])
 
@@ -155,7 +166,7 @@ class _Vectors:
             w = w.detach().requires_grad_()
             p = torch.softmax(w, dim=0)
             apart = self.gram.diagonal() - 2 * self.gram @ p + p @ self.gram @ p
-            # the norm has no gradient at 0, where a model is the mean itself: 0 there, as for a node alone
+            # the norm has no gradient at 0, where a model equals the mean: use 0, as for a node alone
             there = apart > 1e-12 * self.gram.diagonal().max()
             distance = torch.where(there, apart, 1.0).sqrt() * there
             size = self.size.clamp_min(NOTHING)

@@ -1,4 +1,4 @@
-"""FedLWS without a server: each layer of the average is shrunk by how much the neighbours differ.
+"""FedLWS without a server: shrink each layer of the average by how much the neighbours differ.
 
 Shi, Zhao, Zhang, Zhou, Guo, Chang: "FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking", ICLR 2025.
 """
@@ -13,12 +13,12 @@ from feda2l.algorithms.base import Algorithm, Neighbourhood, NodeStates
 
 @dataclass(frozen=True, kw_only=True)
 class FedLWS(Algorithm):
-    """A_l = gamma_l a_l for every layer l of the average a, with g = B_i, the node's own base state:
+    """A_l = gamma_l a_l for each layer l of the average a. With g = B_i, the node's own base state:
 
         gamma_l = ||g_l|| / (||g_l|| + tau_l ||a_l - g_l||),   tau_l = clamp(beta mean_k ||theta_k,l - a_l||, low, high)
 
-    The original shrinks on the server, where all clients meet; here node i looks at those that it hears, and the global
-    model is its own base state. Everything is measured on models that travel anyway: no message is added.
+    Adapted: the original shrinks on the server and uses all clients. Here node i uses the models theta_k that it
+    receives, and its own base state as the global model. No message is added.
     """
 
     summary = "shrinks each layer of the average by the neighbours' spread"
@@ -37,7 +37,7 @@ class FedLWS(Algorithm):
         return {"spread": torch.zeros(len(shares), layers, dtype=torch.float64)}
 
     def weigh(self, neighbourhood: Neighbourhood) -> Tensor:
-        """The topology's own; the spread around their average is noted on the way."""
+        """Return the topology's weights, and note the spread of the received models around their average."""
         models = neighbourhood.receive("model")
         centre = neighbourhood.weights.to(models) @ models
         neighbourhood.small_state["spread"].copy_(
@@ -50,6 +50,6 @@ class FedLWS(Algorithm):
         size = states.movement(torch.zeros_like(states.base), states.base)
         moved = states.movement(states.base, average)
         shrinking = (self.beta * states.small_state["spread"]).clamp(self.low, self.high) * moved
-        # without it a layer is left alone, also one that is 0: 0 / 0 would be NaN
+        # no shrinking: leave the layer unchanged, also a layer of zeros, where 0 / 0 would be NaN
         gamma = torch.where(shrinking > 0, size / (size + shrinking), 1.0)
         return average.mul_(states.expand(gamma))

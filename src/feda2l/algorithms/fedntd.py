@@ -1,4 +1,4 @@
-"""FedNTD without a server: the base model teaches what not to forget about the classes that are not the answer.
+"""FedNTD without a server: distil the base model's outputs for the classes that are not the true one.
 
 Lee, Jeong, Shin, Bae, Yun: "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
 NeurIPS 2022.
@@ -18,11 +18,13 @@ from feda2l.errors import FedA2LError
 class FedNTD(Algorithm):
     """The task loss plus beta tau^2 KL(softmax(z_g / tau) || softmax(z / tau)) over the not-true classes.
 
-    z_g are the outputs of the node's base model of the round, frozen and in eval mode; the true class is taken out of
-    both before the softmax; KL is summed over classes and averaged over the batch. beta = 0 is FedAvg.
+    z_g are the outputs of the node's base model of the round, which is fixed and in eval mode. The true class is
+    removed from both before the softmax. KL is summed over classes and averaged over the batch. beta = 0 is FedAvg.
+
+    Adapted: the teacher is the node's own base state in place of the server's model, and it is always in eval mode.
     """
 
-    summary = "distils the base model's outputs for the classes that are not the answer"
+    summary = "distils the base model's outputs for the classes that are not the true one"
     citation = "Lee et al. 2022"
     uses_base_outputs = True
 
@@ -36,14 +38,14 @@ class FedNTD(Algorithm):
     def check(self, task: Task) -> None:
         if not task.classes:
             raise FedA2LError(
-                'algorithm.name = "fedntd" distils the classes that are not the answer, and this task has no classes '
-                "(its targets are numbers); choose another algorithm"
+                'algorithm.name = "fedntd" distils the classes that are not the true one, but this task has no classes '
+                "(its targets are numbers): choose another algorithm"
             )
 
     def loss(self, task: Tensor, outputs: Tensor, targets: Tensor, base_outputs: Tensor | None) -> Tensor:
         assert base_outputs is not None
         true = F.one_hot(targets, outputs.shape[-1]).bool()
-        # far below every other, but finite: its share is exactly 0, and 0 x finite is 0
+        # far below every other output but finite: its softmax is exactly 0, and 0 x finite is 0
         nothing = torch.finfo(outputs.dtype).min / 4
         student, teacher = ((z / self.tau).masked_fill(true, nothing) for z in (outputs, base_outputs))
         gap = F.log_softmax(teacher, dim=-1) - F.log_softmax(student, dim=-1)

@@ -1,4 +1,4 @@
-"""QG-DSGDm: momentum that follows the network, not the node.
+"""QG-DSGDm: momentum that follows the network instead of the node.
 
 Lin, Karimireddy, Stich, Jaggi: "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on Heterogeneous
 Data", ICML 2021.
@@ -16,12 +16,12 @@ from feda2l.errors import FedA2LError
 
 @dataclass(frozen=True, kw_only=True)
 class QGDSGDm(Algorithm):
-    """Every local step goes along g + beta m; after mixing m follows how far the round really moved the model:
+    """Every local step follows g + beta m. After mixing, m is updated by how far the round moved the mixed model:
 
         m <- mu m + (1 - mu) (B - A) / (rate x steps)
 
-    so that it holds the direction of the whole neighbourhood. With one step a round (`dpsgd`'s) this is the original;
-    over local epochs m stands still and the movement is divided by the number of steps, which keeps its units.
+    So m holds the direction of the whole neighbourhood. With one step per round this is the original. Adapted: over
+    local epochs m is constant, and the movement is divided by the number of steps, which keeps its units.
     """
 
     summary = "momentum from the movement of the mixed models (quasi-global)"
@@ -35,12 +35,12 @@ class QGDSGDm(Algorithm):
 
     def __post_init__(self) -> None:
         for key in ("beta", "mu"):
-            self.demand(0 <= getattr(self, key) < 1, key, "must be from 0 up to, but not, 1")
+            self.demand(0 <= getattr(self, key) < 1, key, "must be at least 0 and below 1")
 
     def check(self, task: Task) -> None:
         if task.optimizer != "sgd" or task.momentum:
             raise FedA2LError(
-                'algorithm.name = "qg_dsgdm" brings its own momentum and is a form of SGD: it needs '
+                'algorithm.name = "qg_dsgdm" is a form of SGD with its own momentum: it needs '
                 'training.optimizer = "sgd" and training.momentum = 0'
             )
 

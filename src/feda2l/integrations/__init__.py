@@ -1,1 +1,1 @@
-"""FedA2L inside Lightning, the Hugging Face Trainer, Flower and hivemind. Each module needs its library."""
+"""FedA2L inside Lightning, the Hugging Face Trainer, Flower and hivemind. Each module requires its library."""

@@ -1,4 +1,4 @@
-"""Rounds in a trainer that counts epochs: which of FedA2L's three calls is due at an epoch's start and end."""
+"""Rounds in a trainer that counts epochs: make FedA2L's three calls at the start and end of epochs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from feda2l.scheduler import FedA2L
 
 
 class EpochRounds:
-    """Round r is epochs (r - 1) n to r n, counted from 0, and ends with the user's averaging."""
+    """Round r consists of n epochs, from epoch (r - 1) n (counted from 0), and ends with the user's averaging."""
 
     def __init__(self, average: Callable[[Any], object], epochs: int) -> None:
         if epochs < 1:
@@ -16,14 +16,14 @@ class EpochRounds:
         self.average, self.epochs = average, epochs
 
     def begin(self, rates: FedA2L, model: Any, epoch: int) -> None:
-        """Before epoch number `epoch`."""
-        # a checkpoint from between the last batch and the averaging is resumed after it: the averaging is still due
+        """Begin a round if epoch number `epoch` is its first. Call it before the epoch."""
+        # a checkpoint that was saved after the last batch and before the averaging: the averaging comes first
         self.end(rates, model, epoch)
         if rates.next_call == "begin_round":
             rates.begin_round()
 
     def end(self, rates: FedA2L, model: Any, done: int) -> None:
-        """After `done` epochs: average where these complete the open round."""
+        """Average if `done` epochs complete the open round. Call it after an epoch."""
         if rates.next_call == "begin_round" or done < rates.round * self.epochs:
             return
         if rates.next_call == "end_training":

@@ -1,4 +1,4 @@
-"""FedA2L in a Flower client: a server averages, every client sets its own layers' rates.
+"""FedA2L in a Flower client: the server averages, and every client sets the rates of its layers.
 
     from feda2l.integrations.flower import client_round
 
@@ -11,18 +11,17 @@
             examples = train_locally(model, optimizer)
         ...  # reply with the model's parameters
 
-When the three states exist: what arrives is the aggregated state of the last round and the base state of this one; what
-you send back is the trained state. So the rates of a round are set when its parameters have arrived, on entering
-`client_round`, and the state of FedA2L, with a copy of the trained parameters, waits in `context.state` between rounds:
-Flower builds a client anew for every message.
+When the three states exist: the received parameters are the aggregated state of the last round and the base state of
+this one. The parameters that you send back are the trained state. So `client_round` sets the rates when it is entered.
+Between rounds FedA2L's state, with a copy of the trained parameters, is stored in `context.state`, because Flower
+builds a new client for every message.
 
-What you must do: load the parameters that arrived before `with`, train within it, and reply after it. In a
-`NumPyClient` keep `context.state` from `client_fn(context)`, and let the strategy's `on_fit_config_fn` send the round's
-number.
+What you must do: load the received parameters before `with`, train inside it, and reply after it. In a `NumPyClient`
+keep `context.state` from `client_fn(context)`, and let the strategy's `on_fit_config_fn` send the number of the round.
 
-A client that was not sampled in the last round cannot know what averaging made of its training: it stores no signal for
-the rounds it missed, and its rates stay. The optimizer is new in every round as well, and so is its momentum, unless
-you keep that too.
+A client that was not sampled in the last round does not know the average of that round. It stores no signal for the
+rounds that it missed, and its rates stay. The optimizer and its momentum are also new in every round unless you store
+its state.
 """
 
 import io
@@ -46,9 +45,9 @@ KEY = "feda2l"
 
 @contextmanager
 def client_round(optimizer: Optimizer, state: RecordDict, server_round: int, **knobs: Any) -> Iterator[FedA2L]:
-    """A client's part of round `server_round`, counted from 1; the keyword arguments are those of `feda2l.FedA2L`.
+    """Run a client's part of round `server_round` (counted from 1); `knobs` are the arguments of `feda2l.FedA2L`.
 
-    A round whose training fails leaves `state` as it was.
+    If training fails, `state` does not change.
     """
     rates = FedA2L(optimizer, **knobs)
     if KEY in state:

@@ -1,4 +1,4 @@
-"""FedA2L as hivemind's `scheduler=`: peers that train locally and average their parameters once an epoch.
+"""FedA2L as hivemind's `scheduler=`: peers train locally and average their parameters once per epoch.
 
     import hivemind
     from feda2l.integrations.hivemind import HivemindScheduler
@@ -7,25 +7,25 @@
         dht=dht, run_id="my_run", batch_size_per_step=32, target_batch_size=4096,
         params=feda2l.layer_groups(model), optimizer=lambda groups: torch.optim.SGD(groups, lr=0.01),
         scheduler=HivemindScheduler,            # knobs: functools.partial(HivemindScheduler, warmup_rounds=5)
-        use_local_updates=True,                 # peers train on their own ...
-        delay_state_averaging=False,            # ... and wait for the average before they go on
+        use_local_updates=True,                 # peers train locally ...
+        delay_state_averaging=False,            # ... and wait for the average before the next epoch
     )
 
-When the three states exist. hivemind's epoch (`target_batch_size` samples of all peers together) is FedA2L's round. At
-its end hivemind calls `scheduler.step()` and only then averages the parameters, so
-    base:       before the first local step of an epoch, seen by a hook of the optimizer's `step`;
+When the three states exist: hivemind's epoch (`target_batch_size` samples of all peers together) is FedA2L's round. At
+its end hivemind calls `scheduler.step()` and then averages the parameters. So the states are read as follows:
+    base:       before the first local step of an epoch, by a hook on the optimizer's `step`;
     trained:    in `scheduler.step()`;
-    aggregated: before the first local step of the next epoch, where the new rates are set in time for that step.
+    aggregated: before the first local step of the next epoch, which already uses the new rates.
 
-What you must do: the two options above, and `layer_groups`. Without `use_local_updates` hivemind averages gradients and
-all peers hold one model: there is no trained state of one's own, and FedA2L has nothing to say. With
-`delay_state_averaging` (hivemind's default) the average arrives in the middle of the next epoch's training.
+What you must do: set the two options above and use `layer_groups`. Without `use_local_updates` hivemind averages
+gradients and all peers hold the same model. Then no peer has a trained state of its own, and FedA2L has no effect. With
+`delay_state_averaging` (hivemind's default) the average arrives during the training of the next epoch.
 
-An epoch whose averaging changed nothing (no peer was found) stores no signal, and the first of them warns. A peer that
-fell behind and loads the state of another keeps its own rates and skips the epochs it missed.
+An epoch whose averaging changed nothing (no peer was found) stores no signal; FedA2L warns the first time. A peer that
+fell behind and loads the state of another keeps its own rates and skips the epochs that it missed.
 
-Nothing here imports hivemind: any optimizer will do that calls a scheduler's `step` once a round, before it averages.
-To go on from a checkpoint load the optimizer's state, then this scheduler's (`optimizer.state_averager.scheduler`).
+This module does not import hivemind. It works with any optimizer that calls a scheduler's `step` once per round, before
+it averages. To resume, load the optimizer's state and then this scheduler's (`optimizer.state_averager.scheduler`).
 """
 
 import warnings
@@ -38,7 +38,7 @@ from feda2l.scheduler import FedA2L
 
 
 class HivemindScheduler(RateScheduler):
-    """Steps once an epoch of hivemind; the keyword arguments are those of `feda2l.FedA2L`."""
+    """A scheduler that steps once per epoch of hivemind; `knobs` are the arguments of `feda2l.FedA2L`."""
 
     def __init__(self, optimizer: Optimizer, **knobs: Any) -> None:
         super().__init__(FedA2L(optimizer, **knobs))
@@ -47,9 +47,9 @@ class HivemindScheduler(RateScheduler):
         optimizer.register_load_state_dict_post_hook(lambda _: self._other_state_loaded())
 
     def step(self, epoch: int | None = None) -> None:
-        """The trained state of an epoch; an epoch without a local step is skipped."""
+        """Read the trained state of an epoch, or skip the epoch if it had no local step."""
         super().step(epoch)
-        if self._step_count == 1:  # torch's own call, when a scheduler is made
+        if self._step_count == 1:  # torch calls it when it builds a scheduler
             return
         self._read_average()
         if self.rates.next_call == "end_training":
@@ -73,13 +73,13 @@ class HivemindScheduler(RateScheduler):
             self._warned = True
             warnings.warn(
                 f"averaging changed nothing after round {self.rates.round - 1}, which is skipped: no peer was found, "
-                "or the optimizer lacks use_local_updates=True or delay_state_averaging=False",
+                "or the optimizer was built without use_local_updates=True or delay_state_averaging=False",
                 UserWarning,
                 stacklevel=2,
             )
 
     def _other_state_loaded(self) -> None:
-        """The parameters and rates are no longer ours: give the open round up and write our own rates again."""
+        """Skip the open round and write this peer's rates again, after another peer's state was loaded."""
         if self.rates.next_call == "step":  # its epoch is over and counts
             self.rates.skip_round()
         self.rates.load_state_dict(self.rates.state_dict() | {"done": 0, "kept": []})

@@ -1,4 +1,4 @@
-"""FedA2L in PyTorch Lightning: the module trains for some epochs, is averaged with its neighbours, and so on.
+"""FedA2L in PyTorch Lightning: a round is some epochs of training and one averaging with the neighbours.
 
     from feda2l.integrations.lightning import FedA2LCallback
 
@@ -9,18 +9,19 @@
     rates = FedA2LCallback(average_with_neighbours, warmup_rounds=5)
     Trainer(callbacks=[rates], max_epochs=50).fit(Net(), data)
 
-When the three states exist: the base state at the start of a training epoch, the trained state at its end, the
-aggregated state when your `average(module)` returns, still within the callback.
+When the three states exist: the base state at the start of a training epoch, the trained state at its end, and the
+aggregated state when your `average(module)` returns, inside the callback.
 
-What you must do: return one optimizer, built with `layer_groups`, and no scheduler from `configure_optimizers`; and
-write `average(module)`, which exchanges the parameters with your neighbours and puts the average into the module, in
-place. If it returns False nobody was heard, and the round is skipped.
+What you must do:
+    - Return one optimizer, built with `layer_groups`, and no scheduler from `configure_optimizers`.
+    - Write `average(module)`. It exchanges the parameters with your neighbours and writes the average into the module,
+      in place. If it received nothing it returns False, and the round is skipped.
 
-Lightning validates and, by default, saves within the training epoch, so before the averaging: the validated model is
-the trained one. Checkpoints hold FedA2L's state, an open round included, and `fit(..., ckpt_path=...)` goes on to the
-last bit; an averaging that was still due is then done first. Sharded parameters (FSDP, DeepSpeed) are not supported.
+Lightning validates and, by default, saves inside the training epoch, which is before the averaging. So it validates the
+trained model. Checkpoints hold FedA2L's state, an open round included, and `fit(..., ckpt_path=...)` resumes to the
+last bit; an averaging that was still due comes first. Sharded parameters (FSDP, DeepSpeed) are not supported.
 
-Works with both packages, `lightning` and `pytorch_lightning`.
+It works with both packages, `lightning` and `pytorch_lightning`.
 """
 
 from collections.abc import Callable
@@ -37,14 +38,20 @@ except ImportError:
         from pytorch_lightning import Callback
     except ImportError as error:
         raise FedA2LError(
-            "Lightning's callback needs Lightning: pip install 'feda2l[lightning]'", see="missing-extra"
+            "the Lightning callback needs Lightning: pip install 'feda2l[lightning]'", see="missing-extra"
         ) from error
 
 
 class FedA2LCallback(Callback):
-    """A round is `epochs` local epochs and an averaging; the other keyword arguments are those of `feda2l.FedA2L`."""
+    """A callback that makes each round `epochs` local epochs and one averaging.
 
-    rates: FedA2L  # from the start of the training on
+    Args:
+        average: your function, see above.
+        epochs: the local epochs per round.
+        knobs: the arguments of `feda2l.FedA2L`.
+    """
+
+    rates: FedA2L  # set when training starts
 
     def __init__(self, average: Callable[[Any], object], *, epochs: int = 1, **knobs: Any) -> None:
         self._rounds, self._knobs = EpochRounds(average, epochs), knobs
@@ -53,9 +60,12 @@ class FedA2LCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if len(trainer.optimizers) != 1 or trainer.lr_scheduler_configs:
             counts = f"{len(trainer.optimizers)} optimizers and {len(trainer.lr_scheduler_configs)} schedulers"
-            raise FedA2LError(f"configure_optimizers gave {counts}: FedA2L sets the rates of one optimizer, alone")
+            raise FedA2LError(
+                f"configure_optimizers returned {counts}: return one optimizer and no scheduler, "
+                "since FedA2L sets the rates"
+            )
         self.rates = FedA2L(trainer.optimizers[0], **self._knobs)
-        if self._saved:  # Lightning restores a callback before there is an optimizer
+        if self._saved:  # Lightning restores a callback before it builds the optimizer
             self.rates.load_state_dict(self._saved)
             self._saved = {}
 

@@ -1,4 +1,4 @@
-"""FedA2L where one of torch's learning rate schedulers is asked for."""
+"""FedA2L as a torch learning rate scheduler, for trainers that require one."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from feda2l.scheduler import FedA2L
 
 
 class RateScheduler(LRScheduler):
-    """Carries FedA2L's state to where a trainer keeps its scheduler's; its `step` leaves the rates as they are.
+    """Save and load FedA2L's state where a trainer does so for its scheduler; `step` does not change the rates.
 
-    For trainers that step a scheduler more often than once a round: who holds `rates` calls them.
+    It is for trainers that step a scheduler more often than once per round. The owner of `rates` makes FedA2L's calls.
     """
 
     def __init__(self, rates: FedA2L) -> None:
@@ -31,6 +31,6 @@ class RateScheduler(LRScheduler):
         return {"rates": self.rates.state_dict(), "step_count": self._step_count, "last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's own state first."""
+        """Resume from a saved state. Load the optimizer's state first."""
         self.rates.load_state_dict(state_dict["rates"])
         self._step_count, self.last_epoch = state_dict["step_count"], state_dict["last_epoch"]

@@ -1,4 +1,4 @@
-"""FedA2L in Hugging Face's Trainer: the model trains for some epochs, is averaged with its neighbours, and so on.
+"""FedA2L in the Hugging Face Trainer: a round is some epochs of training and one averaging with the neighbours.
 
     from feda2l.integrations.trainer import FedA2LCallback
 
@@ -6,19 +6,20 @@
     rates = FedA2LCallback(optimizer, average_with_neighbours, warmup_rounds=5)
     Trainer(model, args, optimizers=rates.optimizers, callbacks=[rates], ...).train()
 
-When the three states exist: the base state before an epoch, the trained state after it, the aggregated state when your
-`average(model)` returns, still within the callback and before the Trainer evaluates or saves for the epoch.
+When the three states exist: the base state before an epoch, the trained state after it, and the aggregated state when
+your `average(model)` returns, inside the callback and before the Trainer evaluates or saves for the epoch.
 
-What you must do: build the optimizer with `layer_groups`; hand over both `optimizers`, since the Trainer would else
-step a schedule of its own on the same groups; and write `average(model)`, which exchanges the parameters with your
-neighbours and puts the average into the model, in place. If it returns False nobody was heard, and the round is
-skipped.
+What you must do:
+    - Build the optimizer with `layer_groups`.
+    - Pass both `optimizers`; otherwise the Trainer steps its own schedule on the same groups.
+    - Write `average(model)`. It exchanges the parameters with your neighbours and writes the average into the model, in
+      place. If it received nothing it returns False, and the round is skipped.
 
-The Trainer's checkpoints hold FedA2L's state in `scheduler.pt`, an open round included: `resume_from_checkpoint` goes
-on to the last bit. Sharded parameters (FSDP, DeepSpeed) are not supported: a layer's signals need all of it.
+The Trainer's checkpoints hold FedA2L's state in `scheduler.pt`, an open round included: `resume_from_checkpoint`
+resumes to the last bit. Sharded parameters (FSDP, DeepSpeed) are not supported: the signals need whole layers.
 
-Accelerate without a Trainer needs no module: prepare model and optimizer, build `feda2l.FedA2L(optimizer)` and let
-`accelerator.register_for_checkpointing(rates)` save it.
+Accelerate without a Trainer needs no module: prepare the model and the optimizer, build `feda2l.FedA2L(optimizer)` and
+let `accelerator.register_for_checkpointing(rates)` save it.
 """
 
 from collections.abc import Callable
@@ -35,12 +36,19 @@ try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise FedA2LError(
-        "the Trainer's callback needs transformers: pip install 'feda2l[transformers]'", see="missing-extra"
+        "the Trainer callback needs transformers: pip install 'feda2l[transformers]'", see="missing-extra"
     ) from error
 
 
 class FedA2LCallback(TrainerCallback):
-    """A round is `epochs` local epochs and an averaging; the other keyword arguments are those of `feda2l.FedA2L`."""
+    """A callback that makes each round `epochs` local epochs and one averaging.
+
+    Args:
+        optimizer: an optimizer whose groups come from `layer_groups`.
+        average: your function, see above.
+        epochs: the local epochs per round.
+        knobs: the arguments of `feda2l.FedA2L`.
+    """
 
     def __init__(
         self, optimizer: Optimizer, average: Callable[[Any], object], *, epochs: int = 1, **knobs: Any
@@ -52,7 +60,7 @@ class FedA2LCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if kwargs["lr_scheduler"] is not self.optimizers[1]:
             raise FedA2LError(
-                "the Trainer steps a schedule of its own, which would overwrite FedA2L's rates: give it "
+                "the Trainer steps its own schedule, which would overwrite FedA2L's rates: pass it "
                 "optimizers=callback.optimizers"
             )
 

@@ -1,4 +1,4 @@
-"""Rate rules; a new one is a short file and an entry in `RULES`. Their signals are measured in `round`."""
+"""The rate rules. A new one is a short file and an entry in `RULES`; `round` measures the signals."""
 
 from feda2l.rates.auto_lr import AutoLr
 from feda2l.rates.base import Rates, Rule, Schedule, Setting, SignalSettings

@@ -1,4 +1,4 @@
-"""One interface for "where does the next learning rate come from", a constant rate included."""
+"""The interface of a rate rule, which sets the learning rates of the next round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,72 +12,74 @@ from feda2l.errors import FedA2LError
 
 __all__ = ["Rates", "Role", "Rule", "Schedule", "ScheduledRates", "Setting", "SignalSettings", "demand_clip"]
 
-# what a rule is in a comparison: FedA2L, a control (FedA2L without one of its parts), the constant rate or another rule
+# the role of a rule in a comparison: FedA2L, a control (FedA2L without one of its parts), the constant rate or another
 Role = Literal["ours", "control", "constant", "baseline"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule is told about the run that it serves."""
+    """What a rule knows about its run."""
 
-    base: float | tuple[float, ...]  # eta0, the base rate: one, or one a layer
+    base: float | tuple[float, ...]  # eta0, the base rate: one, or one per layer
     layers: tuple[str, ...]  # layer names, in the model's order
-    nodes: tuple[int, ...] = (0,)  # ids of the nodes it sets rates for; random rules draw by id
+    nodes: tuple[int, ...] = (0,)  # ids of the nodes that it sets rates for; random rules draw by id
     horizon: int = 1  # rounds until the end of a schedule that has one
-    momentum: float = 0.0  # the optimiser's own
+    momentum: float = 0.0  # the optimizer's momentum
     seed: int = 0
-    steps: tuple[int, ...] = ()  # local steps a round of each of `nodes`
-    near_steps: tuple[tuple[int, ...], ...] = ()  # for each of `nodes` those of its closed neighbourhood
+    steps: tuple[int, ...] = ()  # local steps per round of each of `nodes`
+    near_steps: tuple[tuple[int, ...], ...] = ()  # the same for each node's closed neighbourhood
     sizes: tuple[int, ...] = ()  # trainable parameters of each layer
-    factors: tuple[float, ...] = ()  # of the base rate, one for each of `nodes`, where nodes differ in it
+    factors: tuple[float, ...] = ()  # on the base rate, one per node, if the nodes have different base rates
 
     def of_each_node(self) -> "list[Setting]":
-        """What a rule is told that serves one node alone; one for all where their base rates are the same."""
+        """Return one setting per node, or a single one if all nodes have the same base rate."""
         if not self.factors:
             return [self]
         assert isinstance(self.base, float)
         return [replace(self, base=self.base * factor, factors=()) for factor in self.factors]
 
     def demand(self, rule: str, *keys: Literal["steps", "near_steps", "sizes"]) -> None:
-        """Raise unless each of these is known: one positive entry a node, or a layer in `sizes`."""
+        """Raise unless each of these is given, with one positive entry per node (per layer for `sizes`)."""
         for key in keys:
             values: tuple[int | tuple[int, ...], ...] = getattr(self, key)
             each, count = ("layer", len(self.layers)) if key == "sizes" else ("node", len(self.nodes))
             if not values:
-                raise FedA2LError(f"{rule} needs `{key}` of its setting, one entry a {each}, and was not told them")
+                raise FedA2LError(f"{rule} needs `{key}` in its setting, one entry per {each}; none were given")
             if len(values) != count:
                 raise FedA2LError(f"{rule}: the setting has {len(values)} {key} for {count} {each}s")
             for value in values:
                 if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
-                    raise FedA2LError(f"{rule}: the setting has {key} = {value} for a {each}, must be at least 1")
+                    raise FedA2LError(f"{rule}: the setting has {key} = {value} for a {each}: must be at least 1")
 
 
 @dataclass(frozen=True)
 class SignalSettings:
-    """How the signals of a round are taken."""
+    """How the signals of a round are measured."""
 
     threshold: float = 1e-3  # tau of the aggregation stability
-    tensors: Literal["all", "weight"] = "all"  # of each layer
-    eps: float = 1e-8  # beside the norm of the base state
-    eps_in_norm: bool = False  # or added to each of its coordinates, as the released code does
+    tensors: Literal["all", "weight"] = "all"  # which tensors of each layer
+    eps: float = 1e-8  # added to the norm of the base state
+    eps_in_norm: bool = False  # add eps to each coordinate instead, as the released code does
     pooled: bool = False  # one sigma and one zeta over all layers
-    movement: bool = False  # is ||T - B|| of each layer wanted beside sigma and zeta?
+    movement: bool = False  # measure ||T - B|| of each layer in addition to sigma and zeta
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rate rule: its parameters are its fields, and they are the keys of `[rates]` in a spec."""
+    """A rate rule. Its parameters are its fields, and they are the keys of `[rates]` in a spec."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     summary: ClassVar[str]
     role: ClassVar[Role] = "baseline"
-    has_end: ClassVar[bool] = False  # does `horizon` matter?
+    has_end: ClassVar[bool] = False  # whether `horizon` has an effect
 
     @property
     def measure(self) -> SignalSettings:
+        """How the rule's signals are measured."""
         return SignalSettings()
 
     def start(self, setting: Setting) -> "Rates":
+        """Return the rates of round 1, ready to step."""
         raise NotImplementedError
 
 
@@ -88,9 +90,9 @@ def demand_clip(clip: tuple[float, float]) -> None:
 
 
 class Rates:
-    """A rule at work: the rates of the coming round, [nodes, layers], and how they follow from this one."""
+    """The state of a rule during a run: the rates of the coming round, [nodes, layers], and their update."""
 
-    momentum: float | None = None  # the optimiser's momentum in the coming round, where the rule sets it
+    momentum: float | None = None  # the optimizer's momentum in the coming round, if the rule sets it
 
     def __init__(self, setting: Setting) -> None:
         shape = len(setting.nodes), len(setting.layers)
@@ -106,23 +108,23 @@ class Rates:
         raise NotImplementedError
 
     def skip(self, round: int) -> None:
-        """A round in which the node mixed with nobody: there was nothing to observe, so the rates stay."""
+        """End a round in which the node received nothing: there are no signals, so the rates stay."""
 
     def advance(self, round: int, signals: Signals, mixed: Sequence[int], alone: Sequence[int]) -> None:
-        """End a round: nodes that mixed with somebody step, those that were alone skip it. Here all do the same."""
+        """End a round: nodes that received something step, the others skip. Here all nodes do the same."""
         if mixed:
             self.step(round, signals)
         elif alone:
             self.skip(round)
 
     def momentum_of(self, node: int) -> float | None:
-        """The optimizer's momentum of one node."""
+        """Return the optimizer's momentum of one node."""
         return self.momentum
 
     def movement(self, rule: str, signals: Signals) -> Tensor:
-        """||T - B|| of the round, [nodes, layers] in float64, for a rule that reads it."""
+        """Return ||T - B|| of the round, [nodes, layers] in float64, for a rule that needs it."""
         if signals.movement is None:
-            raise FedA2LError(f"{rule} needs ||T - B|| of each layer, and the signals came without `movement`")
+            raise FedA2LError(f"{rule} needs ||T - B|| of each layer, but the signals have no `movement`")
         return signals.movement.to(torch.float64).expand_as(self.rates)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -132,7 +134,7 @@ class Rates:
         for name in ("rates", "multiplier"):
             if state[name].shape != self.rates.shape:
                 raise FedA2LError(
-                    f"the saved {name} are for {list(state[name].shape)} [nodes, layers], "
+                    f"the saved {name} are for {list(state[name].shape)} [nodes, layers], but "
                     f"this model and network have {list(self.rates.shape)}"
                 )
         self.rates, self.multiplier = state["rates"].clone(), state["multiplier"].clone()
@@ -140,14 +142,14 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Rule):
-    """A rule that depends on the round alone: rate = base * factor."""
+    """A rule that depends only on the round: rate = base * factor."""
 
     def factor(self, index: int, setting: Setting) -> float:
-        """The share of the base rate for 0-based round `index` (stepped once a round, after training)."""
+        """Return the factor on the base rate for the 0-based round `index`."""
         raise NotImplementedError
 
     def momentum(self, index: int, setting: Setting) -> float | None:
-        """The optimiser's momentum for that round; None leaves it as it is."""
+        """Return the optimizer's momentum for that round; None does not change it."""
         return None
 
     def start(self, setting: Setting) -> "Rates":
@@ -155,7 +157,7 @@ class Schedule(Rule):
 
 
 class ScheduledRates(Rates):
-    """A schedule at work: `multiplier` is its factor, the same for every layer, and for every node of one base rate."""
+    """The state of a schedule: `multiplier` is its factor, equal for all layers and for nodes of equal base rates."""
 
     def __init__(self, schedule: Schedule, setting: Setting) -> None:
         super().__init__(setting)
@@ -166,7 +168,7 @@ class ScheduledRates(Rates):
         self._set(round)
 
     def skip(self, round: int) -> None:
-        """A schedule follows the round, whoever is there."""
+        """End a round: a schedule depends on the round only."""
         self._set(round)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

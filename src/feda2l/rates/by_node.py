@@ -1,4 +1,4 @@
-"""A rate rule at work in every node by itself: where nodes miss rounds, their histories differ in length."""
+"""One state of a rate rule per node, for nodes that may miss rounds: their histories differ in length."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from feda2l.rates.base import Rates, Rule, Setting
 
 
 class RatesByNode(Rates):
-    """One `Rates` a node, as peers have them: the same bits as one for all while nobody misses a round.
+    """One `Rates` per node, as peers have: bitwise equal to one for all nodes while no node misses a round.
 
     >>> from feda2l.rates import RULES
     >>> rates = RatesByNode(RULES["step"](step_size=1, gamma=0.5), Setting(0.1, ("a",), nodes=(0, 1)))
@@ -26,7 +26,7 @@ class RatesByNode(Rates):
         self._gather()
 
     def step(self, round: int, signals: Signals, nodes: Sequence[int] | None = None) -> None:
-        """End the round of these nodes (all, unless told): `signals` has a row for each node, there or not."""
+        """End the round of these nodes (default: all); `signals` has one row per node, absent ones included."""
         for node in range(len(self.own)) if nodes is None else nodes:
             rows = (None if values is None else values[node : node + 1] for values in signals)
             self.own[node].step(round, Signals(*rows))  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ class RatesByNode(Rates):
         return self.own[node].momentum
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Each node's state under its network's number: `3.divergence_history` is [rounds, 1, layers] of node 3."""
+        """Return the state of each node under its id: `3.divergence_history` is [rounds, 1, layers] of node 3."""
         return {
             f"{id}.{key}": value
             for id, own in zip(self.setting.nodes, self.own, strict=True)
@@ -59,7 +59,7 @@ class RatesByNode(Rates):
         self._gather()
 
     def _gather(self) -> None:
-        """The rates of all, as rows."""
+        """Collect the rates of all nodes as rows."""
         self.base = torch.cat([own.base for own in self.own])
         self.rates = torch.cat([own.rates for own in self.own])
         self.multiplier = torch.cat([own.multiplier for own in self.own])
@@ -67,7 +67,7 @@ class RatesByNode(Rates):
 
 
 def _one_by_one(setting: Setting) -> Iterator[Setting]:
-    """The setting of each node alone."""
+    """Yield the setting of each node."""
     for place, id in enumerate(setting.nodes):
         part = slice(place, place + 1)
         yield replace(

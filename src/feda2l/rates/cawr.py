@@ -9,9 +9,9 @@ from feda2l.rates.base import Schedule, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class Cawr(Schedule):
-    """rate(t) = base * (1 + cos(pi * c / T)) / 2, c rounds into a cycle of length T.
+    """rate(t) = base * (1 + cos(pi * c / T)) / 2, where t is c rounds into a cycle of T rounds.
 
-    The first cycle is `period` rounds long, each later one `growth` times the one before.
+    The first cycle has `period` rounds; each later one is `growth` times as long as the previous one.
     """
 
     summary = "half a cosine to zero, restarted every period rounds (CosineAnnealingWarmRestarts)"

@@ -1,4 +1,4 @@
-"""A constant rate: the baseline every rule is compared with."""
+"""A constant rate: the baseline of every comparison."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from feda2l.rates.base import Schedule, Setting
 class Constant(Schedule):
     """rate(t) = base."""
 
-    summary = "the base rate throughout"
+    summary = "the base rate in every round"
     role = "constant"
 
     def factor(self, index: int, setting: Setting) -> float:

@@ -9,9 +9,9 @@ from feda2l.rates.base import Schedule, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    """rate(t) = base * (1 + cos(pi * s)) / 2, s the share of the horizon after warm-up (CosineAnnealingLR).
+    """rate(t) = base * (1 + cos(pi * s)) / 2, where s is the completed share of the horizon (CosineAnnealingLR).
 
-    During `warmup_rounds` w the rate rises linearly: base * (t + 1) / (w + 1).
+    During the first w = `warmup_rounds` rounds the rate rises linearly, base * (t + 1) / (w + 1); s counts after them.
     """
 
     summary = "half a cosine to zero at the horizon, optional linear warm-up (CosineAnnealingLR)"

@@ -1,4 +1,4 @@
-"""Controls without adaptation: what is left of FedA2L when every multiplier is 1."""
+"""Controls without adaptation: FedA2L with every multiplier set to 1."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from feda2l.rates.feda2l import FedA2LRates, FedA2LRule
 
 @dataclass(frozen=True, kw_only=True)
 class DecayOnly(FedA2LRule):
-    """FedA2L with m = 1: same preset, warm-up, decay index and clip."""
+    """FedA2L with m = 1 and the same preset, warm-up, decay index and clip."""
 
-    summary = "control: FedA2L with every multiplier 1"
+    summary = "control: FedA2L with every multiplier set to 1"
     role = "control"
 
     def start(self, setting: Setting) -> FedA2LRates:
@@ -24,7 +24,7 @@ class DecayOnly(FedA2LRule):
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenSchedule(DecayOnly):
-    """The schedule hidden in the released code: preset `reference` with m = 1."""
+    """The schedule within the released code: preset `reference` with m = 1."""
 
     summary = "control: decay_only with the released code's warm-up, decay index and clip"
 
@@ -34,7 +34,7 @@ class HiddenSchedule(DecayOnly):
         if self.preset != "reference":
             raise FedA2LError(
                 f'rates.preset = "{self.preset}": hidden_schedule is the schedule of preset "reference"; '
-                "use decay_only for the other"
+                "use decay_only for another preset"
             )
         super().__post_init__()
 

@@ -1,4 +1,4 @@
-"""A control for the mean: decay only, times the mean multiplier that a FedA2L run had in the same round."""
+"""A control for the mean rate: the decay alone times the mean multiplier of a FedA2L run in the same round."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +15,10 @@ from feda2l.records.round_record import from_line
 
 @dataclass(frozen=True, kw_only=True)
 class DecayOnlyMatched(FedA2LRule):
-    """decay_only times the mean m (over nodes and layers) of the paired FedA2L run in that round.
+    """decay_only times the mean m (over nodes and layers) of the paired FedA2L run in the same round.
 
-    FedA2L raises the mean rate by some 14 % even on noise; this control has the same mean and no adaptation.
-    `paired` is the run folder of the finished FedA2L run.
+    FedA2L raises the mean rate by about 14 % even on noise; this control has the same mean and no adaptation. `paired`
+    is the run folder of the finished FedA2L run.
     """
 
     summary = "control: decay_only times the mean multiplier of a paired FedA2L run"
@@ -36,18 +36,18 @@ class _MatchedRates(FedA2LRates):
         self.means = means
 
     def multiplied(self, round: int, history: Signals) -> Tensor:
-        # the multiplier set at the end of round r is in force, and recorded, in round r + 1: 0-based index r
-        # the end of the last round sets rates that no round trains with, so its mean may be missing
+        # the multiplier set at the end of round r is used and recorded in round r + 1: 0-based index r
+        # the last round sets rates that no round trains with, so its mean may be missing
         if round > len(self.means):
             raise FedA2LError(
-                f"rates.paired: the paired run has {len(self.means)} rounds, round {round + 1} is not among them; "
+                f"rates.paired: the paired run has {len(self.means)} rounds and no round {round + 1}: "
                 "pair with a run of at least as many rounds"
             )
         return torch.full_like(self.rates, self.means[min(round, len(self.means) - 1)])
 
 
 def mean_multipliers(folder: str) -> list[float]:
-    """The mean multiplier of each round of a finished run, from its lines, or from its tables where those are all."""
+    """Return the mean multiplier of each round of a finished run, from `rounds.jsonl` or else from its table."""
     if not folder:
         raise FedA2LError("rates.paired is missing: decay_only_matched needs the folder of a finished FedA2L run")
     records = Path(folder) / "rounds.jsonl"
@@ -55,11 +55,13 @@ def mean_multipliers(folder: str) -> list[float]:
         if not records.exists() and (means := _from_tables(Path(folder))):
             return means
         rounds = [from_line(line) for line in records.read_text().splitlines()]
-        # a node that was away in a round has no multiplier in it
+        # a node that was absent in a round has no multiplier in it
         there = [[row for row in round["layers"]["multiplier"] if None not in row] for round in rounds]
         return [float(torch.tensor(rows, dtype=torch.float64).mean()) for rows in there]
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise FedA2LError(f"rates.paired = {folder!r}: {records} cannot be read as a run's record: {error}") from error
+        raise FedA2LError(
+            f"rates.paired = {folder!r}: {records} cannot be read as the record of a run: {error}"
+        ) from error
 
 
 def _from_tables(folder: Path) -> list[float]:

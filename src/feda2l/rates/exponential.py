@@ -1,4 +1,4 @@
-"""ExponentialLR: the rate is cut by a small factor every round."""
+"""ExponentialLR: the rate is multiplied by a constant factor every round."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from feda2l.rates.base import Schedule, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential(Schedule):
-    """rate(t) = base * gamma^t; .998 and .99 are usual in decentralized learning."""
+    """rate(t) = base * gamma^t; usual values in decentralized learning are 0.998 and 0.99."""
 
     summary = "times gamma every round (ExponentialLR)"
 

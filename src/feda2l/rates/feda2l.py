@@ -1,4 +1,4 @@
-"""FedA2L as a rate rule: sigma and zeta of the last rounds -> each layer's next rate (Algorithm 1)."""
+"""FedA2L as a rate rule: each layer's next rate from sigma and zeta of the last rounds (Algorithm 1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,10 +12,10 @@ from feda2l.equations import Signals, next_rates, window_multiplier
 from feda2l.errors import FedA2LError
 from feda2l.rates.base import Rates, Role, Rule, Setting, SignalSettings
 
-DEEP = 10  # more layers than this is a deep model, in the paper's defaults and in the released code
+DEEP = 10  # a model with more layers is deep, in the paper's defaults and in the released code
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # what the paper says
+    # the paper
     "paper": {
         "transform": "none",
         "newest": "current",
@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr_clip": (0.0, float("inf")),
         "measured": "all",
     },
-    # what the released code does, warts and all; `warmup_factor` depends on the depth, see `resolved`
+    # the released code, exactly as it is; `warmup_factor` depends on the depth, see `resolved`
     "reference": {
         "transform": "softsign",
         "newest": "previous",
@@ -42,9 +42,9 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class FedA2LRule(Rule):
-    """Each layer's rate follows its update intensity and its agreement with the neighbours.
+    """Set each layer's rate from its update intensity and its agreement with the neighbours.
 
-    Values left at None are the preset's, or depend on the model's depth (`resolved`).
+    Parameters that are None take the preset's value or depend on the model's depth (`resolved`).
     """
 
     summary = "layer-wise rates from weight divergence and aggregation stability (the paper)"
@@ -78,13 +78,13 @@ class FedA2LRule(Rule):
         _demand_types(self)
         demand(self.preset in PRESETS, "preset", f"must be one of {', '.join(PRESETS)}")
         demand(whole(self.warmup_rounds, 0), "warmup_rounds", "must be 0 or more rounds")
-        demand(whole(self.window, 2), "window", "must be 2 or more rounds: one value has no spread")
+        demand(whole(self.window, 2), "window", "must be 2 or more rounds: one value has no standard deviation")
         demand(self.decay is None or 0 <= self.decay < float("inf"), "decay", "must be 0 (no decay) or more")
-        demand(0 <= self.balance <= 1, "balance", "must be between 0 (zeta alone) and 1 (sigma alone)")
-        demand(self.threshold > 0, "threshold", "must be above 0, or no parameter ever counts as stable")
+        demand(0 <= self.balance <= 1, "balance", "must be between 0 (only zeta) and 1 (only sigma)")
+        demand(self.threshold > 0, "threshold", "must be above 0, otherwise no parameter counts as stable")
         demand(self.consensus_sign in (1, -1), "consensus_sign", "must be 1 (the equation) or -1 (the prose)")
         demand(self.eps_norm >= 0, "eps_norm", "must not be negative")
-        demand(self.eps_std > 0, "eps_std", "must be above 0, or a constant window divides by zero")
+        demand(self.eps_std > 0, "eps_std", "must be above 0, otherwise a constant window divides by zero")
         for key in ("warmup_factor", "bn_warmup_factor"):
             demand(getattr(self, key) is None or 0 <= getattr(self, key) < float("inf"), key, "must be 0 or more")
         clip = self.lr_clip
@@ -94,7 +94,7 @@ class FedA2LRule(Rule):
             demand(getattr(self, key) in (None, *choices), key, f"must be one of {', '.join(choices)}")
 
     def resolved(self, layers: int, *, model: str = "", data: str = "") -> "FedA2LRule":
-        """The same rule with every value set: the preset's, and the paper's defaults by depth and task."""
+        """Return the rule with every parameter set: the preset's values and the paper's defaults by depth and task."""
         deep = layers > DEEP
         defaults = PRESETS[self.preset] | _paper_defaults(deep, model, data)
         if self.preset == "reference":
@@ -139,7 +139,7 @@ def _has_type(value: object, kind: type) -> bool:
 
 
 def _paper_defaults(deep: bool, model: str, data: str) -> dict[str, Any]:
-    """Warm-up rounds, window and decay that the paper uses for a task."""
+    """Return the warm-up rounds, window and decay that the paper uses for a task."""
     if model == "timer":
         return {"warmup_rounds": 20, "window": 10, "decay": 0.3}
     if deep:
@@ -148,12 +148,12 @@ def _paper_defaults(deep: bool, model: str, data: str) -> dict[str, Any]:
 
 
 class FedA2LRates(Rates):
-    """FedA2L at work. The controls replace one of its two steps: what is `observed`, or what is `multiplied`."""
+    """The state of FedA2L during a run. The controls override one of its two steps, `observed` or `multiplied`."""
 
     def __init__(self, rule: FedA2LRule, setting: Setting) -> None:
         super().__init__(setting)
         self.rule = rule
-        # resolved() left no None; narrowing here keeps the arithmetic below readable
+        # `resolved` leaves no None; these assertions tell the type checker
         assert rule.warmup_rounds is not None
         assert rule.window is not None
         assert rule.decay is not None
@@ -170,20 +170,20 @@ class FedA2LRates(Rates):
         history = self._append(self.observed(round, signals))
         if self.rule.newest == "current" and round > self.warmup_rounds:
             self._adapt(round, history)
-        # the released code adapts first and stores this round's signals afterwards: a lag of one round
+        # the released code adapts before it stores this round's signals: a lag of one round
         elif self.rule.newest == "previous" and round > self.warmup_rounds + 1:
             self._adapt(round, self.history)
         self.history = history
 
     def observed(self, round: int, signals: Signals) -> Signals:
-        """The signals as they enter the histories."""
+        """Return the signals as they enter the histories."""
         divergence, stability = (signal.to(torch.float64).expand_as(self.rates) for signal in signals[:2])
         if self.rule.transform == "softsign":
             return Signals(torch.nn.functional.softsign(divergence), torch.nn.functional.softsign(stability))
         return Signals(divergence, stability)
 
     def multiplied(self, round: int, history: Signals) -> Tensor:
-        """The factor m of the base rate, [nodes, layers]."""
+        """Return the factor m on the base rate, [nodes, layers]."""
         rule = self.rule
         return window_multiplier(
             *history[:2], balance=rule.balance, eps=rule.eps_std, consensus_sign=rule.consensus_sign

@@ -1,4 +1,4 @@
-"""FLARE, the rate of a node from its share of the work.
+"""FLARE: a node's rate from its number of local steps.
 
 Xiao, Zhang, Ni, Wang: "FLARE: A New Federated Learning Framework with Adjustable Learning Rates over
 Resource-Constrained Wireless Networks", 2025 (arXiv 2404.14811).
@@ -14,18 +14,18 @@ from feda2l.rates.base import Rates, Rule, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class Flare(Rule):
-    """rate_i = base * mean(steps of i and its neighbours) / steps_i: rate times steps is alike among neighbours.
+    """rate_i = base * mean(steps of i and its neighbours) / steps_i: neighbours have similar rate times steps.
 
-    A node that takes many local steps takes small ones. Constant over the rounds, one rate for all layers of a
-    node; with equal step counts it is the base rate.
+    A node that takes many local steps takes small ones. The rate is constant over the rounds and equal for all layers
+    of a node. With equal step counts it is the base rate.
 
-    Adapted: FLARE lets a device set its rate and its number of local steps from its computing power, under a server
-    that also schedules devices and bandwidth. We know the abstract only, so this is our reading of the rate, not
-    the authors' equation; step counts come from the shards, there is no scheduling, and the mean over all devices
-    is one over the closed neighbourhood. Messages: one whole number a neighbour, once, beside the sample sizes.
+    Adapted: in FLARE a device sets its rate and its number of local steps from its computing power, and a server
+    schedules devices and bandwidth. We know the abstract only, so this is our reading of the rate and not the authors'
+    equation. Step counts come from the shards, there is no scheduling, and the mean over all devices becomes the mean
+    over the closed neighbourhood. Messages: one whole number per neighbour, sent once with the sample sizes.
     """
 
-    summary = "a node's rate in inverse proportion to its local steps (FLARE, our reading of it)"
+    summary = "a node's rate inversely proportional to its local steps (our reading of FLARE)"
 
     def start(self, setting: Setting) -> Rates:
         return _FlareRates(setting)
@@ -40,4 +40,4 @@ class _FlareRates(Rates):
         self.rates = self.base * self.multiplier
 
     def step(self, round: int, signals: Signals) -> None:
-        """The step counts do not change, and so neither do the rates."""
+        """Keep the rates: the step counts do not change."""

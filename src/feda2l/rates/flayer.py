@@ -1,4 +1,4 @@
-"""FLAYER, rates that rise with depth, the more the smaller a layer's gradient.
+"""FLAYER: rates that rise with depth, and more so for layers with a small gradient.
 
 Chen, Yang, Ren, Li, Wang: "Optimizing Personalized Federated Learning through Adaptive Layer-Wise Learning",
 IJCAI 2025.
@@ -12,35 +12,38 @@ from feda2l.equations import Signals
 from feda2l.errors import FedA2LError
 from feda2l.rates.base import Rates, Rule, Setting, SignalSettings
 
-HEAD = 0.2  # rate of the last layer, in the base rate
+HEAD = 0.2  # rate of the last layer, as a factor on the base rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flayer(Rule):
-    """LR_l = base * (1 + l / (layers - 1) * log(1 + 1 / ||g_l||)), l = 0, 1, ...; the last layer, the head, base / 5.
+    """LR_l = base * (1 + l / (layers - 1) * log(1 + 1 / ||g_l||)) for l = 0, 1, ...; the last layer has base / 5.
 
-    The first layer keeps the base rate. g_l is the mean gradient of the round that ended,
+    The first layer keeps the base rate. g_l is the mean gradient of the last round,
     ||g_l|| = ||T_l - B_l|| / (rate_l * steps). Round 1 has the base rate.
 
-    Adapted: FLAYER takes the gradient of the first batch of a round, which would be an extra pass here; the mean
-    gradient of the round before comes for free. Its norm is smaller where gradients of a round disagree, and with
-    momentum or Adam it is that of the mean update. A layer has one norm, where the released code averages over its
-    tensors; the factor 20 which that code gives to the middle layers of its CNN is left out. FLAYER's layer-wise
-    aggregation and masks are not part of a rate rule: mixing is that of the algorithm. It sends no message.
+    Adapted: FLAYER uses the gradient of the first batch of a round, which would need an additional pass here; the mean
+    gradient of the previous round is free. Its norm is smaller if the gradients of a round disagree, and with momentum
+    or Adam it is the norm of the mean update. A layer has one norm, where the released code averages over its tensors.
+    The factor 20 that the released code uses for the middle layers of its CNN is omitted. FLAYER's layer-wise
+    aggregation and masks are not part of a rate rule: the algorithm decides how to mix. The rule sends no message.
 
-    A model of a single layer has no depth and no head: its rate is the base rate.
+    A model with a single layer has no depth and no head: its rate is the base rate.
 
-    eps: the least ||g_l|| that is told from 0; it bounds the rate of a layer that did not move to
-        base * (1 + log(1 + 1 / eps)), some 19 times the base rate. Raise it if layers at rest wake up too fast.
+    Args:
+        eps: the lower bound of ||g_l||. It limits the rate of a layer that did not move to
+            base * (1 + log(1 + 1 / eps)), about 19 times the base rate. Raise it if such layers change too fast.
     """
 
-    summary = "rates that rise with depth and as the gradient shrinks, a fifth for the head (FLAYER)"
+    summary = "rates that rise with depth and with a smaller gradient; base / 5 for the head (FLAYER)"
 
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
         if not 1e-300 <= self.eps < float("inf"):
-            raise FedA2LError(f"rates.eps = {self.eps}: must be above 0 and finite, or a layer at rest has no rate")
+            raise FedA2LError(
+                f"rates.eps = {self.eps}: must be above 0 and finite, otherwise a layer that did not move has no rate"
+            )
 
     @property
     def measure(self) -> SignalSettings:

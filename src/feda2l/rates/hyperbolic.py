@@ -11,8 +11,8 @@ from feda2l.rates.base import Schedule, Setting
 class Hyperbolic(Schedule):
     """rate(x) = base + (base - low) * (h(x) - h(0)), h(x) = sqrt((N - x)/U * (2 - (N + x)/U)).
 
-    N is the horizon, U the `upper_bound` (2 N unless given); the end value depends on N/U. Optional linear
-    warm-up from `low` over `warmup_rounds`.
+    N is the horizon and U the `upper_bound` (default 2 N); the end value depends on N/U. With `warmup_rounds` the rate
+    first rises linearly from `low`. `low` must not be above the base rate.
     """
 
     summary = "a hyperbola whose early part does not depend on the horizon (HyperbolicLR)"
@@ -51,7 +51,7 @@ class Hyperbolic(Schedule):
 class ExpHyperbolic(Hyperbolic):
     """rate(x) = base * (base / low)^(h(x) - h(0))."""
 
-    summary = "the same on a logarithmic scale (ExpHyperbolicLR)"
+    summary = "the hyperbola on a logarithmic scale (ExpHyperbolicLR)"
 
     def curve(self, fall: float, base: float) -> float:
         return float((base / self.low) ** fall)
@@ -59,9 +59,9 @@ class ExpHyperbolic(Hyperbolic):
 
 @dataclass(frozen=True, kw_only=True)
 class HyperbolicReference(Schedule):
-    """rate(x) = low + (base - low) * sqrt(1 - x/N): what the released code's doubled upper bound comes to."""
+    """rate(x) = low + (base - low) * sqrt(1 - x/N): the released code doubles the upper bound, which gives this."""
 
-    summary = "the square-root curve that the released code runs under the name Hyperbolic"
+    summary = "the square-root curve that the released code calls Hyperbolic"
     has_end = True
 
     low: float = 1e-6

@@ -1,4 +1,4 @@
-"""FedA2L's own global factor as a plain schedule from round 1: the first control to look at."""
+"""FedA2L's global decay as a plain schedule from round 1."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from feda2l.rates.base import Schedule, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSqrt(Schedule):
-    """rate(t) = base * (1 + decay * t)^(-1/2), without warm-up (`decay_only` has FedA2L's)."""
+    """rate(t) = base * (1 + decay * t)^(-1/2), without warm-up (`decay_only` has FedA2L's warm-up)."""
 
     summary = "base * (1 + decay * t)^(-1/2)"
 

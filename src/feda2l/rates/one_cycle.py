@@ -1,4 +1,4 @@
-"""The one-cycle policy (Smith and Topin: Super-convergence, 2019), as torch's OneCycleLR has it."""
+"""The one-cycle policy (Smith and Topin: Super-convergence, 2019), as in torch's OneCycleLR."""
 
 import math
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from feda2l.rates.base import Schedule, Setting
 class OneCycle(Schedule):
     """A cosine rise from base/25 to base over 30 % of the horizon, then a cosine fall to base/25e4.
 
-    Momentum goes the other way, .95 -> .85 -> .95, unless `cycle_momentum` is off; left unset it follows the
-    optimiser: on for SGD with momentum, off without.
+    Momentum moves in the opposite direction, 0.95 -> 0.85 -> 0.95, unless `cycle_momentum` is false. By default it does
+    so if the optimizer is SGD with momentum.
     """
 
     summary = "one rise and fall over the horizon, momentum cycled against it (OneCycleLR)"
@@ -45,7 +45,7 @@ class OneCycle(Schedule):
         if self.cycle_momentum and not setting.momentum:
             raise FedA2LError(
                 "rates.cycle_momentum = true needs an optimizer with momentum, but training.momentum is 0 "
-                "(or the optimizer is not sgd); leave rates.cycle_momentum out or set it to false"
+                "(or the optimizer is not sgd); omit rates.cycle_momentum or set it to false"
             )
         if self.cycle_momentum is False or not setting.momentum:
             return None
@@ -54,7 +54,7 @@ class OneCycle(Schedule):
     def _cycle(self, index: int, setting: Setting, start: float, middle: float, end: float) -> float:
         last = setting.horizon - 1
         peak = self.rise * setting.horizon - 1
-        index = min(index, last)  # a run that outlives its horizon stays at the end value
+        index = min(index, last)  # after the horizon the rate stays at the end value
         if index <= peak:
             return _cosine(start, middle, index / peak if peak > 0 else 1.0)
         return _cosine(middle, end, (index - peak) / (last - peak))

@@ -1,4 +1,4 @@
-"""The null model: FedA2L listening to noise."""
+"""The null model: FedA2L with noise in place of its signals."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from feda2l.rates.feda2l import FedA2LRates, FedA2LRule
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMultiplier(FedA2LRule):
-    """Every node, layer and signal keeps a history of iid N(0, 1) that goes through the unchanged rule."""
+    """FedA2L with independent N(0, 1) draws per node, layer, signal and round in place of the signals."""
 
-    summary = "control: FedA2L fed with white noise in place of its signals"
+    summary = "control: FedA2L with white noise in place of its signals"
     role = "control"
 
     def start(self, setting: Setting) -> FedA2LRates:

@@ -1,4 +1,4 @@
-"""A control for the layer: FedA2L's own multipliers, given to the wrong layers."""
+"""A control for the layers: FedA2L's multipliers, assigned to random layers."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from feda2l.rates.feda2l import FedA2LRates, FedA2LRule
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffled(FedA2LRule):
-    """The multipliers of the round permuted over the layers of each node: same values, no layer information."""
+    """FedA2L with the multipliers of each round permuted over a node's layers: same values, no layer information."""
 
-    summary = "control: FedA2L's multipliers permuted over the layers of a node"
+    summary = "control: FedA2L's multipliers permuted over the layers of each node"
     role = "control"
 
     def start(self, setting: Setting) -> FedA2LRates:

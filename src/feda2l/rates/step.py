@@ -1,4 +1,4 @@
-"""StepLR: the rate is cut by a factor every so many rounds."""
+"""StepLR: the rate is multiplied by a factor every `step_size` rounds."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from feda2l.rates.base import Schedule, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Schedule):
-    """rate(t) = base * gamma^(t // step_size). Equal to a constant rate for the first `step_size` rounds."""
+    """rate(t) = base * gamma^(t // step_size). It is constant for the first `step_size` rounds."""
 
     summary = "times gamma every step_size rounds (StepLR)"
 
