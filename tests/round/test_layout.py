@@ -104,3 +104,12 @@ def test_every_slot_belongs_to_the_layer_that_names_it(granularity):
     layers, layout = find_layers(model, granularity), Layout.of(model)
     for slot, number in zip(layout.slots, layout.layer_of_slots(layers), strict=True):
         assert slot.name in layers[number].tensors
+
+
+def test_an_empty_parameter_has_a_slot_and_belongs_to_no_layer() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model.nothing = nn.Parameter(torch.empty(0, 3))
+    layout, layers = Layout.of(model), find_layers(model)
+    assert [layer.name for layer in layers] == ["0", "1"]
+    assert [slot.size for slot in layout.slots] == [0, 6, 2, 4, 2]
+    assert layout.layer_of_slots(layers)[1:] == [0, 0, 1, 1]
