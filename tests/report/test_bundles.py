@@ -299,7 +299,7 @@ def test_old_and_new_names_of_the_signals_read_alike(tmp_path: Path) -> None:
     table = polars.read_parquet(old / "layers.parquet")
     first, second = table.columns[-2:]
     values = {"round": table["round"], "node": table["node"], "layer": table["layer"], "rate": table["rate"]}
-    for path, names in ((old, ("divergence", "stability")), (new, ("divergence", "stability"))):
+    for path, names in ((old, ("sigma", "zeta")), (new, ("divergence", "stability"))):
         signals = {names[0]: table[first], names[1]: table[second]}
         polars.DataFrame({**values, **signals}).write_parquet(path / "layers.parquet")
     columns = ("round", "node", "layer", "rate", "divergence", "stability")

@@ -24,7 +24,7 @@ from feda2l.records.run_folder import RunFolder
 from feda2l.report.find_runs import Notes
 from feda2l.report.run_records import ENDED, FolderRecords, summary_of
 from feda2l.studies.cells import STAGES
-from feda2l.studies.study import StudyRuns
+from feda2l.studies.study import Study
 from feda2l.studies.study_folder import StudyFolder
 
 Progress = Callable[[Sequence[Path]], Iterable[Path]]
@@ -142,7 +142,7 @@ def joint_study(sources: Sequence[Source]) -> str | None:
         return texts[0]
     if None in texts:
         raise FedA2LError("some of the folders belong to a study, others do not; bundle them by themselves")
-    first, *others = (StudyRuns.load(source.path / STUDY) for source in sources)
+    first, *others = (Study.load(source.path / STUDY) for source in sources)
     seeds = list(first.seeds)
     for source, other in zip(sources[1:], others, strict=True):
         StudyFolder(source.path).check(other, first)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from feda2l.errors import FedA2LError
+from feda2l.old_names import current_spec
 from feda2l.records.bundle import bundle_above, open_bundle
 from feda2l.records.folder_locks import is_locked, locked_folders
 from feda2l.records.run_folder import RunFolder
@@ -210,7 +211,7 @@ def _bundled(path: Path, notes: Notes) -> Iterator[tuple[Path, RunRecords]]:
 def _read(path: Path, records: RunRecords, notes: Notes) -> FoundRun | None:
     folder = RunFolder(path)
     try:
-        spec = tomllib.loads(records.text("spec"))
+        spec = current_spec(tomllib.loads(records.text("spec")))
     except (OSError, ValueError) as error:
         notes.add("left out, spec.toml cannot be read", f"{path} ({_first_line(error)})")
         return None

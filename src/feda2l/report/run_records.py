@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import polars
 
+from feda2l.old_names import current_summary
 from feda2l.records.bundle import TEXTS, Bundle, bundle_above, open_bundle
 from feda2l.records.round_record import layer_columns, round_columns
 from feda2l.records.run_folder import RunFolder
@@ -111,7 +112,7 @@ def summary_of(text: str) -> dict[str, Any]:
     summary = json.loads(text)
     if not isinstance(summary, dict) or "status" not in summary:
         raise ValueError("it has no status")
-    return summary
+    return current_summary(summary)
 
 
 def records_at(path: Path) -> RunRecords:

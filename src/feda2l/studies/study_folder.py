@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feda2l.errors import Busy, FedA2LError
+from feda2l.old_names import current_summary
 from feda2l.records.manifest import MANIFEST
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
@@ -46,7 +47,7 @@ class Job:
 
     def summary(self) -> dict[str, Any]:
         try:
-            summary: dict[str, Any] = json.loads(self.folder.summary.read_bytes())
+            summary = current_summary(json.loads(self.folder.summary.read_bytes()))
         except (OSError, ValueError):  # not there, or torn by a crash of the machine
             return {}
         return summary
