@@ -10,12 +10,15 @@ from reproduction.fill_page import fill_pages, written_files
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGES = (ROOT / "docs" / "reproduction.md", ROOT / "docs" / "claims.md")
+DOCS = ROOT / "docs"
+PAGES = (DOCS / "reproduction.md", *sorted((DOCS / "evidence").glob("*.md")))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m reproduction", description=__doc__)
-    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: the two evidence pages of docs/")
+    parser.add_argument(
+        "pages", nargs="*", type=Path, metavar="PAGE", help="default: docs/reproduction.md and docs/evidence/"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: results/")
     parser.add_argument("--check", action="store_true", help="fail if a page or a figure changed")
     given = parser.parse_args(arguments)

@@ -1,9 +1,11 @@
 """Write the tables and figures of a Markdown page from the kept records.
 
 Only the text between a start mark, `<!-- results: NAME ARGUMENTS -->`, and its end mark, `<!-- end -->`, is replaced.
-NAME is a key of `MADE` or of `FIGURES`; the arguments of a figure are its study, its file and its cells.
+NAME is a key of `MADE` or of `FIGURES`. A figure's arguments are its study, its file (relative to the page) and its
+cells.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from feda2l.report.run_figures import Figures
 from reproduction.causes import causes_table
 from reproduction.evidence import read_evidence
 from reproduction.evidence_tables import TABLES
+from reproduction.headline_table import headline_table
 from reproduction.page_figures import draw_bands, draw_minutes
 from reproduction.robustness_tables import robustness_gains_table, robustness_table
 from reproduction.series_tables import series_table
@@ -23,6 +26,7 @@ from reproduction.times_table import times_table
 BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE = TABLES | {
     "causes": causes_table,
+    "headlines": headline_table,
     "robustness": robustness_table,
     "robustness-gains": robustness_gains_table,
     "series": series_table,
@@ -47,18 +51,24 @@ def fill_pages(pages: Sequence[Path], results: Path) -> None:
             name, *arguments = found[2].split()
             if name in FIGURES:
                 study, file, *cells = arguments
-                own, path = read_evidence(results / study), page.parent / file
-                there = [own.cells[cell] for cell in cells if cell in own.cells]
+                known, path = read_evidence(results / study).cells, _figure_path(page, file)
+                shown = [known[cell] for cell in cells if cell in known]
                 if name == "minutes":
-                    draw_minutes(there, path, _alone(results / f"{study}-time"))
+                    draw_minutes(shown, path, _alone(results / f"{study}-time"))
                 else:
-                    draw_bands(there, path)
+                    draw_bands(shown, path)
 
 
 def written_files(page: Path) -> list[Path]:
     """List the files that `fill_pages` writes for a page: the page itself and its figures."""
     marks = [found[2].split() for found in BLOCK.finditer(_read(page))]
-    return [page, *(page.parent / file for name, *arguments in marks if name in FIGURES for file in arguments[1:2])]
+    files = [arguments[1] for name, *arguments in marks if name in FIGURES]
+    return [page, *(_figure_path(page, file) for file in files)]
+
+
+def _figure_path(page: Path, file: str) -> Path:
+    """Return the path of a figure, without the `..` of a page in a folder below the figures."""
+    return Path(os.path.normpath(page.parent / file))
 
 
 def _read(page: Path) -> str:

@@ -21,6 +21,7 @@ from feda2l.studies.api import load_study, study
 from feda2l.studies.cells import target_of
 from feda2l.studies.study import Study
 from feda2l.studies.study_folder import StudyFolder
+from reproduction.__main__ import PAGES
 from reproduction.evidence import read_evidence
 from reproduction.evidence_tables import (
     algorithms_table,
@@ -58,10 +59,10 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("page", ["reproduction.md", "claims.md"])
-def test_the_page_says_what_the_records_say(page: str) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_page_says_what_the_records_say(page: Path) -> None:
     """After adding records, run `make reproduction`."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     assert fill(text, RESULTS) == text
 
 
@@ -119,7 +120,7 @@ def test_every_study_has_as_many_runs_as_counted_by_hand() -> None:
 
 
 def test_every_study_that_a_page_names_by_path_exists() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), RESULTS / "README.md"]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), RESULTS / "README.md"]
     named = {path for page in pages for path in re.findall(r"reproduction/studies/[\w.-]+\.toml", page.read_text())}
     assert len(named) >= 2
     assert [path for path in named if not (ROOT / path).exists()] == []

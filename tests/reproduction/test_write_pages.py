@@ -10,6 +10,7 @@ import tomli_w
 from made_up import rising, write_run
 from reproduction.__main__ import PAGES, main
 from reproduction.fill_page import written_files
+from reproduction.headline_table import HEADLINES, headline_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +43,13 @@ def test_check_fails_until_page_and_figure_agree_with_the_records(
     assert capsys.readouterr().out == f"changed: {figure}\n2 files written, 1 changed\n"
 
 
+def test_a_figure_of_a_page_in_a_folder_is_listed_by_its_plain_path(tmp_path: Path) -> None:
+    page = tmp_path / "evidence" / "page.md"
+    page.parent.mkdir()
+    page.write_text("<!-- results: curves made ../figures/curves.png made -->\n<!-- end -->\n")
+    assert written_files(page) == [page, tmp_path / "figures" / "curves.png"]
+
+
 def test_an_unreadable_page_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"missing\.md: cannot be read"):
         main([str(tmp_path / "missing.md")])
@@ -51,6 +59,13 @@ def test_every_page_and_figure_is_committed() -> None:
     files = [file for page in PAGES for file in written_files(page)]
     assert len(files) > len(PAGES)
     assert [file for file in files if not file.exists()] == []
+
+
+def test_the_summary_puts_each_setting_beside_its_controls() -> None:
+    lines = headline_table(ROOT / "results").splitlines()
+    assert lines[2].startswith("| CNN, CIFAR-100 | 6 | 29 % | 23 ± 0.49 | 24 | 23 | > 70 | 24 |")
+    assert len(lines) == 2 + len(HEADLINES)
+    assert len({line.count("|") for line in lines}) == 1
 
 
 def test_the_installed_package_never_imports_the_reproduction() -> None:
