@@ -13,6 +13,7 @@ from sphinx.application import Sphinx
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES |= {"ROADMAP.md": "roadmap.md", "SUPPORT.md": "support.md"}
 PAGES |= {"results": "kept-results.md", "results/README.md": "kept-results.md"}
 OPTIONAL = re.compile(r"^(\S+\*)\n", re.MULTILINE)  # a line of a list of pages that takes what is there
 LINK = re.compile(r"\]\((\.\./[^)#\s]+)")

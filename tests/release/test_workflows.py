@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".github"
 NAMES = ("docs", "lint", "publish", "tests")
-FORMS = ("bug", "result", "wish")
+FORMS = ("bug", "feature", "question", "result")
 
 
 def load(path: Path) -> Any:
