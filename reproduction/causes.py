@@ -19,7 +19,7 @@ class Cause(NamedTuple):
 
 CAUSES = (
     # from the released code's constant rate to its FedA2L
-    Cause("momentum", "constant", "constant-momentum-0", "momentum 0.9 is left out"),
+    Cause("momentum", "constant", "constant-momentum-0", "no momentum instead of 0.9"),
     Cause("decay", "constant-momentum-0", "hidden_schedule-base-warm-up", "the rate falls from round 44 on"),
     Cause("hidden warm-up", "hidden_schedule-base-warm-up", "hidden_schedule", "a tenth of the rate for 42 rounds"),
     Cause("warm-up and decay", "constant-momentum-0", "hidden_schedule", "both of these", whole=True),
@@ -29,8 +29,8 @@ CAUSES = (
     # the paper's rule with the same optimizer as all other rules
     Cause("decay", "constant", "decay_only", "the rate falls from round 42 on, momentum stays"),
     Cause("layer-wise signal", "decay_only", "feda2l", "multipliers from sigma and zeta"),
-    Cause("signal against noise", "random_multiplier", "feda2l", "sigma and zeta in place of white noise"),
-    Cause("momentum", "feda2l", "feda2l-momentum-0", "momentum 0.9 is left out"),
+    Cause("signal against noise", "random_multiplier", "feda2l", "sigma and zeta instead of white noise"),
+    Cause("momentum", "feda2l", "feda2l-momentum-0", "no momentum instead of 0.9"),
     Cause("lower rate", "constant", "constant-0.003", "a constant 0.003"),
     # BatchNorm statistics
     Cause("BatchNorm policy", "constant", "constant-average", "statistics averaged like parameters"),
@@ -42,14 +42,14 @@ CAUSES = (
     Cause("BatchNorm policy", "constant-0.003", "constant-0.003-average", "the same under a constant 0.003"),
     Cause("BatchNorm policy", "constant-momentum-0", "constant-momentum-0-average", "the same without momentum"),
     Cause("BatchNorm policy", "constant", "constant-recalibrate", "statistics re-estimated after mixing"),
-    Cause("BatchNorm policy", "constant", "constant-group-norm", "none to keep: GroupNorm"),
+    Cause("BatchNorm policy", "constant", "constant-group-norm", "GroupNorm, which has no statistics"),
     # what a rate rule adds once the statistics are averaged
-    Cause("momentum", "constant-average", "constant-momentum-0-average", "momentum 0.9 is left out, averaged"),
+    Cause("momentum", "constant-average", "constant-momentum-0-average", "no momentum instead of 0.9, averaged"),
     Cause("lower rate", "constant-average", "constant-0.003-average", "a constant 0.003, averaged"),
     Cause("CAWR", "constant-average", "cawr-average", "a cosine with restarts, averaged"),
     Cause("decay", "constant-average", "decay_only-average", "the rate falls from round 42 on, averaged"),
     Cause("layer-wise signal", "decay_only-average", "feda2l-average", "multipliers from sigma and zeta, averaged"),
-    Cause("signal against noise", "random_multiplier-average", "feda2l-average", "signals in place of noise, averaged"),
+    Cause("signal against noise", "random_multiplier-average", "feda2l-average", "signals instead of noise, averaged"),
     Cause("layer-wise signal", "hidden_schedule-average", "feda2l-reference-average", "as released, averaged"),
 )
 
@@ -86,4 +86,4 @@ def _change(own: Evidence, cause: Cause) -> list[str]:
 
 
 def _mean(values: list[float]) -> str:
-    return f"{100 * sum(values) / len(values):.2f}" if values else "non_finite"
+    return f"{100 * sum(values) / len(values):.2f}" if values else "non-finite"

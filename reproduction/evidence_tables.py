@@ -23,15 +23,15 @@ PAPERS_ROUNDS = 500  # of its runs on images
 
 # control -> the part of FedA2L that the comparison with it isolates
 PARTS = {
-    "constant": "everything",
-    "decay_only": "all but the decay: every multiplier 1",
-    "decay_only_matched": "the adaptation, at FedA2L's own mean rate of each round",
-    "random_multiplier": "the signals: noise in their place",
+    "constant": "the whole method",
+    "decay_only": "all but the decay (every multiplier is 1)",
+    "decay_only_matched": "the adaptation, at FedA2L's mean rate of each round",
+    "random_multiplier": "the signals (replaced by noise)",
     "shuffled": "which layer gets which multiplier",
-    "model_level": "layers: one multiplier a node",
+    "model_level": "layers (one multiplier per node)",
     "feda2l-sigma-only": "stability",
     "feda2l-zeta-only": "divergence",
-    "feda2l-sign-minus": "the sign of zeta: less agreement raises the rate",
+    "feda2l-sign-minus": "the sign of zeta (less agreement raises the rate)",
     "cawr": "the paper's fastest schedule here",
     "one_cycle": "a schedule that rises first",
     "constant-0.003": "a smaller constant rate",
@@ -39,11 +39,11 @@ PARTS = {
 # from the constant rate to FedA2L, one part at a time
 STEPS = (
     ("constant", "decay_only", "the decay after warm-up"),
-    ("decay_only", "decay_only_matched", "a higher mean rate, FedA2L's own of each round"),
-    ("decay_only_matched", "model_level", "multipliers from the signals, one a node"),
-    ("model_level", "feda2l", "a multiplier a layer"),
-    ("shuffled", "feda2l", "each layer its own multiplier, and not another's"),
-    ("random_multiplier", "feda2l", "signals in place of noise"),
+    ("decay_only", "decay_only_matched", "FedA2L's mean rate of each round"),
+    ("decay_only_matched", "model_level", "multipliers from the signals, one per node"),
+    ("model_level", "feda2l", "one multiplier per layer"),
+    ("shuffled", "feda2l", "each layer gets its own multiplier, not another layer's"),
+    ("random_multiplier", "feda2l", "signals instead of noise"),
 )
 FAMILY = (
     "feda2l",
@@ -140,7 +140,7 @@ def parts_table(results: Path, study: str, seeds: str = "") -> str:
         cells = {name: replace(cells[name], seeds=own) for name, own in kept.items() if own}
     there = [name for name in PARTS if name in cells]
     rows = [[f"`{name}`", PARTS[name], *differences(cells["feda2l"], cells[name])] for name in there]
-    header = ["FedA2L minus", "what it tells", "rounds", "best smoothed, points", "last 10, points"]
+    header = ["FedA2L minus", "what it isolates", "rounds", "best smoothed, points", "last 10, points"]
     return f"{table(header, rows)}\n\n{_about_tests(cells['feda2l'])}"
 
 
@@ -187,7 +187,7 @@ def tuned_table(results: Path, study: str) -> str:
     for cell in own.cells.values():
         chosen = json.loads(records_at(own.folder / "stages" / "tune" / cell.row).text("chosen"))
         values = [value for value, _ in chosen["scores"]]
-        words = [f"{100 * score:.1f}" if score is not None else "non_finite" for _, score in chosen["scores"]]
+        words = [f"{100 * score:.1f}" if score is not None else "non-finite" for _, score in chosen["scores"]]
         marked = [
             f"**{text}**" if value == chosen["value"] else text for value, text in zip(values, words, strict=True)
         ]
@@ -268,9 +268,9 @@ def _about_tests(cell: Cell) -> str:
     seeds = len(cell.seeds)
     name = "FedA2L" if cell.row == "feda2l" else f"`{cell.row}`"
     return (
-        f"Mean difference over the seeds that both have ({name}: {seeds}), half the width of its 95 % interval "
-        f"(Student's t), and the p of a paired permutation test, which {seeds} seeds cannot bring below "
-        f"{2 / 2**seeds:.2g}. A target never reached counts as one round more than a run has."
+        f"Mean differences over the seeds that both have ({name}: {seeds}). ± is half the 95 % interval (Student's t). "
+        f"p is from a paired permutation test; with {seeds} seeds it is at least {2 / 2**seeds:.2g}. "
+        "A target never reached counts as one round more than the run has."
     )
 
 
@@ -292,8 +292,8 @@ def _search_words(algorithm: str, cell: Cell) -> str:
     totals = [None if f.reached is None else f.reached + cost for f, cost in zip(cell.seeds, costs, strict=True)]
     rates = [statistics.fmean(figures.run.summary["search"]["rates"]) for figures in cell.seeds]
     return (
-        f"{algorithm} trains {_each(costs)} rounds' worth of epochs a node before round 1 to find its base rate "
-        f"({', '.join(f'{rate:.4f}' for rate in rates)}), which the table leaves out; with them it is at the target "
+        f"{algorithm} trains each node for the equivalent of {_each(costs)} rounds before round 1. This finds its base "
+        f"rate ({', '.join(f'{rate:.4f}' for rate in rates)}). The table does not count it. With it the target is reached "
         f"after {', '.join('-' if total is None else f'{total:g}' for total in totals)} rounds."
     )
 
@@ -316,14 +316,14 @@ def _against_paper(cell: Cell) -> list[str]:
 
 def by_seed(cell: Cell) -> str:
     """List the round at which each seed reached the target."""
-    words = {True: "non_finite", False: "-"}
+    words = {True: "non-finite", False: "-"}
     return ", ".join(str(f.reached) if f.reached is not None else words[f.run.non_finite] for f in cell.seeds)
 
 
 def by_curve(cell: Cell) -> str:
     """Return the round at which the mean of the seeds' curves reached the target."""
     average = cell.curve_averaged
-    return "non_finite" if cell.non_finite else f"> {cell.rounds}" if average is None else str(average)
+    return "non-finite" if cell.non_finite else f"> {cell.rounds}" if average is None else str(average)
 
 
 def scores(cell: Cell) -> list[str]:

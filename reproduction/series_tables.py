@@ -17,7 +17,7 @@ def series_table(results: Path, study: str) -> str:
     rows = [_untrained(naive_words(name), mse, target) for name, mse in naive.items()]
     best = min(naive.values(), default=None)
     rows += [_row(cell, best) for cell in own.cells.values()]
-    header = ["optimiser", "algorithm", "rule", "the paper, rounds", "rounds, seed by seed"]
+    header = ["optimizer", "algorithm", "rule", "the paper, rounds", "rounds, seed by seed"]
     header += ["best MSE, seed by seed", "last 10", "below the better naive forecast"]
     return f"{table(header, rows)}\n\nTarget: an MSE of {'none' if target is None else f'{target:.5g}'}."
 
@@ -38,7 +38,7 @@ def _row(cell: Cell, naive: float | None) -> list[str]:
         rule,
         _the_papers(cell),
         by_seed(cell),
-        ", ".join("non_finite" if mse is None else f"{mse:.4f}" for mse in best),
+        ", ".join("non-finite" if mse is None else f"{mse:.4f}" for mse in best),
         score_words(cell.over_seeds("last_10"), "mse") or "-",
         below,
     ]

@@ -11,7 +11,7 @@ from reproduction.evidence import of_common_seeds, read_evidence
 from reproduction.evidence_tables import table
 
 LAST = 10  # rounds
-HEADER = ("rule", "each node its own", "of these the worst node", "their mean, to answer with", "averaged every round")
+HEADER = ("rule", "local statistics", "worst node of these", "mean for evaluation only", "averaged every round")
 
 
 def statistics_table(results: Path, study: str) -> str:

@@ -32,5 +32,5 @@ def times_table(results: Path, study: str) -> str:
                 "" if theirs is None else f"{theirs:g}",
             ]
         )
-    header = ["cell", "s a round", "of it adapting, %", "with evaluation, s", "on", "the paper, s (RTX 4090)"]
+    header = ["cell", "seconds per round", "adapting, %", "with evaluation, s", "on", "the paper, s (RTX 4090)"]
     return table(header, rows)

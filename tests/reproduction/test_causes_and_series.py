@@ -93,7 +93,7 @@ def test_causes_by_hand(tmp_path: Path) -> None:
     lines = causes_table(tmp_path, "made").splitlines()[2:]
     change = "39.00 to 45.00 (+6.00: +4.00, +8.00)"
     assert lines == [
-        "| momentum | `constant` to `constant-momentum-0` | momentum 0.9 is left out | -, - to -, 10 "
+        "| momentum | `constant` to `constant-momentum-0` | no momentum instead of 0.9 | -, - to -, 10 "
         f"| {change} | {change} |",
         "| BatchNorm policy | `constant` to `constant-average` | statistics averaged like parameters | - to 10 "
         "| 38.00 to 50.00 (+12.00) | 38.00 to 50.00 (+12.00) |",

@@ -201,7 +201,7 @@ def test_a_search_is_counted_and_not() -> None:
     (row,) = [line for line in text.splitlines() if line.startswith("| dfedhpo |")]
     assert "| 60 ± 0.82 | 23, 24, 24 |" in row
     # ten rates of its own and ninety of its neighbours, three epochs each
-    assert "trains 300 rounds' worth" in text
+    assert "the equivalent of 300 rounds" in text
     assert "after 323, 324, 324 rounds" in text
 
 
