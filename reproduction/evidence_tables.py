@@ -293,7 +293,7 @@ def _search_words(algorithm: str, cell: Cell) -> str:
     rates = [statistics.fmean(figures.run.summary["search"]["rates"]) for figures in cell.seeds]
     return (
         f"{algorithm} trains each node for the equivalent of {_each(costs)} rounds before round 1. This finds its base "
-        f"rate ({', '.join(f'{rate:.4f}' for rate in rates)}). The table does not count it. With it the target is reached "
+        f"rate ({', '.join(f'{rate:.4f}' for rate in rates)}). The table omits it. With it the target is reached "
         f"after {', '.join('-' if total is None else f'{total:g}' for total in totals)} rounds."
     )
 
