@@ -8,7 +8,7 @@ the dtype of the inputs; sums over parameters are computed in float32 or wider.
 """
 
 from functools import reduce
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ __all__ = [
     "window_multiplier",
     "zscore",
 ]
+
+
+WindowForm = Literal["sample", "printed"]
 
 
 class Signals(NamedTuple):
@@ -65,14 +68,18 @@ def aggregation_stability(trained: Tensor, aggregated: Tensor, threshold: float)
     return still.to(trained.dtype).mean(dim=-1).to(dtype)
 
 
-def zscore(history: Tensor, eps: float) -> Tensor:
-    """Return the z-score of the newest value in its window (Eqs. 5 and 6): z = (h_n - mean(h)) / (std(h) + eps).
+def zscore(history: Tensor, eps: float, *, form: WindowForm = "sample") -> Tensor:
+    """Compare the newest value with its window (Eqs. 5 and 6): z = (h_n - mean(h)) / (std(h) + eps).
 
-    The first axis is the rounds, newest last. The standard deviation is the sample's (n - 1). Both are computed from
-    differences to the newest value, so a constant window gives exactly 0. Fewer than two values give 0.
+    The first axis is rounds, newest last; the standard deviation is the sample's (n - 1). It is computed from
+    differences to the newest value, so a constant window gives exactly 0; fewer than two values give 0.
+    `form = "printed"` divides the sum of the n = rho + 1 values by n - 1 = rho in place of n, as the paper prints
+    it. The result is lower than the z-score by mean(h) / ((n - 1) (std(h) + eps)), for a constant window very low.
 
     >>> zscore(torch.tensor([1., 2., 3.]), eps=0.0)
     tensor(1.)
+    >>> zscore(torch.tensor([1., 2., 3.]), eps=0.0, form="printed")
+    tensor(0.)
     """
     if len(history) < 2:
         return history.new_zeros(history.shape[1:])
@@ -82,6 +89,8 @@ def zscore(history: Tensor, eps: float) -> Tensor:
     # nodes and layers are computed together
     mean: Tensor = reduce(torch.add, lead) / len(lead)
     variance: Tensor = reduce(torch.add, (lead - mean).square()) / (len(lead) - 1)
+    if form == "printed":  # h_n - sum(h) / (n - 1), from the same differences
+        mean = mean - (wide[-1] - mean) / (len(lead) - 1)
     return (mean / (variance.sqrt() + eps)).to(history.dtype)
 
 
@@ -121,10 +130,17 @@ def decay_factor(round: int, decay: float) -> float:
 
 
 def window_multiplier(
-    divergence: Tensor, stability: Tensor, *, balance: float, eps: float, consensus_sign: int = 1
+    divergence: Tensor,
+    stability: Tensor,
+    *,
+    balance: float,
+    eps: float,
+    consensus_sign: int = 1,
+    form: WindowForm = "sample",
 ) -> Tensor:
-    """Return the multiplier m from the windows of sigma and zeta, [rounds, ...], newest last (Eqs. 5 to 8)."""
-    return multiplier(fusion_score(zscore(divergence, eps), zscore(stability, eps) * consensus_sign, balance))
+    """Compute m from the windows of sigma and zeta, [rounds, ...], newest last (Eqs. 5 to 7, and m of Eq. 8)."""
+    intensity, consensus = zscore(divergence, eps, form=form), zscore(stability, eps, form=form)
+    return multiplier(fusion_score(intensity, consensus * consensus_sign, balance))
 
 
 def next_rates(multiplier: Tensor, *, round: int, base_lr: float | Tensor, decay: float) -> Tensor:

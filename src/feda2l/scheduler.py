@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from feda2l.equations import Signals, aggregation_stability, weight_divergence
+from feda2l.equations import Signals, WindowForm, aggregation_stability, weight_divergence
 from feda2l.errors import FedA2LError
 from feda2l.layers import Layer
 from feda2l.optimizer_groups import (
@@ -81,6 +81,8 @@ class FedA2L:
             and at least `window`. Default 10; 40 for more than 10 layers.
         window: rho, the rounds in a z-score. A shorter window reacts faster and is noisier. Default 5; 10 for more than
             10 layers.
+        window_form: `sample`, or `printed` as an ablation. `printed` divides the sum of window + 1 values by window, as
+            the paper prints Eqs. 5 and 6, which lowers every z-score.
         decay: xi. Choose it for the last round R, where the rate is near eta0 (xi R)^(-1/2). 0 disables the decay.
             Default 0.3; 0.1 for more than 10 layers.
         balance: beta, the weight of sigma against zeta: 1 uses sigma only, 0 zeta only. Results depend little on it.
@@ -108,6 +110,7 @@ class FedA2L:
         preset: Literal["paper", "reference"] = "paper",
         warmup_rounds: int | None = None,
         window: int | None = None,
+        window_form: WindowForm = "sample",
         decay: float | None = None,
         balance: float = 0.6,
         threshold: float = 1e-3,

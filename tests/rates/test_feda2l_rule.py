@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from statistics import stdev
 
 import pytest
 import torch
@@ -53,6 +54,25 @@ def test_the_window_is_the_last_rounds_and_no_more():
         short.step(round, noise(round))
     assert torch.equal(rates.multiplier, short.multiplier)
     assert rates.history.divergence.shape == (4, 1, 3)
+
+
+@pytest.mark.parametrize("window", [2, 5])
+def test_the_printed_window_divides_one_value_more_by_the_same_number(window):
+    rates = start(layers=1, window=window, window_form="printed", warmup_rounds=0, decay=0.0, balance=1.0)
+    for round in range(1, 12):
+        rates.step(round, noise(round, layers=1))
+    values = [float(noise(round, layers=1).divergence) for round in range(1, 12)][-window - 1 :]
+    z = (values[-1] - sum(values) / window) / (stdev(values) + 1e-6)
+    assert rates.multiplier.item() == pytest.approx(1 + math.tanh(z), rel=1e-12)
+
+
+def test_the_printed_window_of_constant_signals_ends_training():
+    """Why it is an ablation: -mean / (rho eps) where nothing changes, so the rate falls to 0 and stays a number."""
+    rates = start(layers=1, window=2, window_form="printed", warmup_rounds=0)
+    half = torch.full((1, 1), 0.5, dtype=torch.float64)
+    for round in range(1, 5):
+        rates.step(round, Signals(half, half))
+    assert rates.rates.tolist() == [[0.0]]
 
 
 def test_adaptation_with_an_empty_history_is_neutral():

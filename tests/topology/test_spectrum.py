@@ -23,7 +23,9 @@ def test_ring_closed_form(nodes: int, weights: str) -> None:
     # eigenvalues (1 + 2 cos(2 pi j / n)) / 3
     second = max(abs(1 + 2 * math.cos(2 * math.pi * j / nodes)) / 3 for j in range(1, nodes))
     assert result["spectral_gap"] == pytest.approx(1 - second, abs=1e-9)
-    assert result["phi"] == pytest.approx(second, abs=1e-9)
+    # A3: ||W - J|| <= 1 - phi
+    assert result["phi"] == pytest.approx(1 - second, abs=1e-9)
+    assert result["mixing_norm"] == pytest.approx(second, abs=1e-9)
     assert result["symmetric"]
     assert result["doubly_stochastic"]
     assert result["stationary"] == pytest.approx([1 / nodes] * nodes)
@@ -43,7 +45,18 @@ def test_other_closed_forms(nodes: int) -> None:
     assert exact["doubly_stochastic"]
     assert not exact["symmetric"]
     assert exact["phi"] is None
+    assert exact["mixing_norm"] is None
     assert exact["edges"] == nodes
+
+
+def test_phi_as_the_paper_defines_it() -> None:
+    full = report("full", 10, "metropolis")
+    assert full["phi"] == pytest.approx(1)
+    assert full["mixing_norm"] == pytest.approx(0, abs=1e-12)
+    ring = report("ring", 10, "metropolis")
+    assert ring["phi"] == pytest.approx(0.127, abs=5e-4)
+    W = build_mixing(build("ring", 10), "metropolis", [1] * 10).dense()
+    assert ring["mixing_norm"] == pytest.approx(torch.linalg.matrix_norm(W - 0.1, 2).item())
 
 
 def test_directed_ring_closed_form() -> None:
@@ -54,11 +67,12 @@ def test_directed_ring_closed_form() -> None:
 def test_alone() -> None:
     one = report("ring", 1, "samples")
     assert one["spectral_gap"] == 1
-    assert one["phi"] == 0
+    assert one["phi"] == 1
     assert one["stationary"] == [1.0]
     isolated = report("isolated", 5, "samples")
     assert isolated["spectral_gap"] == 0
-    assert isolated["phi"] == 1
+    assert isolated["phi"] == 0
+    assert isolated["mixing_norm"] == 1
     assert isolated["stationary"] is None
     assert isolated["edges"] == 0
     pushed = build_mixing(build("isolated", 5), "uniform", [1] * 5, push=True).report()

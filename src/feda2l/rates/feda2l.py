@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feda2l.equations import Signals, next_rates, window_multiplier
+from feda2l.equations import Signals, WindowForm, next_rates, window_multiplier
 from feda2l.errors import FedA2LError
 from feda2l.rates.base import Rates, Role, Rule, Setting, SignalSettings
 
@@ -53,6 +53,7 @@ class FedA2LRule(Rule):
     preset: Literal["paper", "reference"] = "paper"
     warmup_rounds: int | None = None
     window: int | None = None
+    window_form: WindowForm = "sample"
     decay: float | None = None
     balance: float = 0.6
     threshold: float = 1e-3
@@ -79,6 +80,11 @@ class FedA2LRule(Rule):
         demand(self.preset in PRESETS, "preset", f"must be one of {', '.join(PRESETS)}")
         demand(whole(self.warmup_rounds, 0), "warmup_rounds", "must be 0 or more rounds")
         demand(whole(self.window, 2), "window", "must be 2 or more rounds: one value has no standard deviation")
+        demand(
+            self.window_form in ("sample", "printed"),
+            "window_form",
+            "must be sample (the mean of the last `window` values) or printed (window + 1 values divided by window)",
+        )
         demand(self.decay is None or 0 <= self.decay < float("inf"), "decay", "must be 0 (no decay) or more")
         demand(0 <= self.balance <= 1, "balance", "must be between 0 (only zeta) and 1 (only sigma)")
         demand(self.threshold > 0, "threshold", "must be above 0, otherwise no parameter counts as stable")
@@ -119,7 +125,7 @@ def _demand_types(rule: FedA2LRule) -> None:
         **dict.fromkeys(("warmup_rounds", "window"), int),
         **dict.fromkeys(("balance", "threshold", "eps_norm", "eps_std"), float),
         **dict.fromkeys(("decay", "warmup_factor", "bn_warmup_factor"), float),
-        **dict.fromkeys(("preset", *CHOICES), str),
+        **dict.fromkeys(("preset", "window_form", *CHOICES), str),
         "consensus_sign": int,
         "lr_clip": tuple,
     }
@@ -164,6 +170,7 @@ class FedA2LRates(Rates):
         self.rates = self.base * torch.tensor(factors, dtype=torch.float64)
         empty = torch.empty(0, *self.rates.shape, dtype=torch.float64)
         self.history = Signals(empty, empty)
+        self.kept = self.window + (rule.window_form == "printed")  # rounds of the histories
         self.adaptations = 0
 
     def step(self, round: int, signals: Signals) -> None:
@@ -186,7 +193,11 @@ class FedA2LRates(Rates):
         """Return the factor m on the base rate, [nodes, layers]."""
         rule = self.rule
         return window_multiplier(
-            *history[:2], balance=rule.balance, eps=rule.eps_std, consensus_sign=rule.consensus_sign
+            *history[:2],
+            balance=rule.balance,
+            eps=rule.eps_std,
+            consensus_sign=rule.consensus_sign,
+            form=rule.window_form,
         )
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -204,7 +215,7 @@ class FedA2LRates(Rates):
     def _append(self, current: Signals) -> Signals:
         return Signals(
             *(
-                torch.cat([old, new.unsqueeze(0)])[-self.window :]
+                torch.cat([old, new.unsqueeze(0)])[-self.kept :]
                 for old, new in zip(self.history[:2], current[:2], strict=True)
             )
         )

@@ -1,6 +1,6 @@
-"""Mixing: A = W T, and what W says about the network.
+"""The mixing step A = W T, and the properties of W.
 
-Row i of A is the sum over i and its neighbours, in ascending id, of weight x row, rounded as `plan.py` says.
+Row i of A is the sum over node i and its neighbours, in ascending id, of weight x row; `plan.py` defines the rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,11 @@ WEIGHTS = ("samples", "uniform", "metropolis")
 
 
 class Report(TypedDict):
-    """What W says about a network; see `Mixing.report`."""
+    """Properties of W; see `Mixing.report`."""
 
     spectral_gap: float | None
     phi: float | None
+    mixing_norm: float | None
     stationary: list[float] | None
     doubly_stochastic: bool
     symmetric: bool
@@ -35,17 +36,17 @@ class Report(TypedDict):
 
 
 class _MixingRows(NamedTuple):
-    """W in one phase, row after row: row i is `[offsets[i] : offsets[i + 1]]` of `ids` and `weights`."""
+    """W in one phase, stored by rows: row i is `[offsets[i] : offsets[i + 1]]` of `ids` and `weights`."""
 
     offsets: NDArray[np.int64]
     ids: NDArray[np.int64]  # the closed neighbourhood, ascending
     weights: NDArray[np.float64]
-    mass: NDArray[np.float64]  # m_i with m_i W_ij = m_j W_ji on an undirected graph
+    mass: NDArray[np.float64]  # m_i such that m_i W_ij = m_j W_ji on an undirected graph
 
 
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """A = W T for the rounds of a topology; made by `build_mixing`.
+    """The mixing step A = W T in every round of a topology; `build_mixing` creates it.
 
     >>> from feda2l.topology import build
     >>> mixing = build_mixing(build("ring", 4), "samples", samples=[10, 20, 30, 40])
@@ -56,34 +57,34 @@ class Mixing:
     topology: Topology
     weights: str
     _period: tuple[_MixingRows, ...] = field(repr=False)
-    push: bool = False  # is it its columns, not its rows, that sum to 1?
+    push: bool = False  # push-sum: the columns of W, not its rows, sum to 1
     _plans: dict[tuple[int, torch.device, torch.dtype], Plan] = field(default_factory=dict, repr=False)
 
     def apply(self, trained: Tensor, round: int, out: Tensor) -> None:
-        """Write W T to `out`; both `[nodes, columns]`, of one float dtype and device, in separate memory."""
+        """Write W T to `out`. Both are `[nodes, columns]`, have the same float dtype and device, and share no memory."""
         self._check(trained, out)
         self._plan(self.topology.phase(round), trained).apply(trained, out)
 
     def row(self, node: int, round: int = 1) -> tuple[tuple[int, ...], Tensor]:
-        """The closed neighbourhood of a node, ascending, and its float32 weights: what one peer needs."""
+        """Return the node itself and its neighbours, ascending, and their float32 weights: all that one peer needs."""
         offsets, ids, weights, _ = self._rows(round)
         part = slice(int(offsets[node]), int(offsets[node + 1]))
         return tuple(ids[part].tolist()), torch.from_numpy(weights[part]).float()
 
     def given(self, node: int, round: int) -> Tensor:
-        """The float64 weights of a node's row."""
+        """Return the float64 weights of a node's row of W."""
         offsets, _, weights, _ = self._rows(round)
         return torch.from_numpy(weights[offsets[node] : offsets[node + 1]])
 
     def reweighed(self, weights: Sequence[Tensor], round: int) -> "Mixing":
-        """The same network with other weights in `round`: of each node those it gives its closed neighbourhood."""
+        """Return the same network with other weights in `round`: for each node, one per entry of its row of W."""
         period = list(self._period)
         phase = self.topology.phase(round)
         period[phase] = period[phase]._replace(weights=torch.cat(list(weights)).double().numpy())
         return replace(self, _period=tuple(period), _plans={})
 
     def with_rows(self, rows: Mapping[int, tuple[Sequence[int], Tensor]], round: int) -> "Mixing":
-        """The same network with other rows of W in `round`: whom a node hears, ascending, and how much each weighs."""
+        """Return the same network with other rows of W in `round`: by node, the ids in ascending order and their weights."""
         period = list(self._period)
         phase = self.topology.phase(round)
         old = period[phase]
@@ -97,40 +98,49 @@ class Mixing:
         return replace(self, _period=tuple(period), _plans={})
 
     def part(self, nodes: NDArray[np.int64], round: int) -> SparseRows:
-        """The rows of W of some nodes in `round`: closed neighbourhoods, ascending, and their float64 weights."""
+        """Return the rows of W of some nodes in `round`: ids in ascending order and their float64 weights."""
         offsets, ids, weights, _ = self._rows(round)
         return SparseRows(offsets, ids, weights).take(nodes)
 
     def groups(self, round: int = 1) -> Tensor:
-        """int64 `[nodes]`: nodes with equal rows of W share a number, counted from 0 by first appearance."""
+        """Number the distinct rows of W by first appearance: int64 `[nodes]`, equal where rows are equal."""
         return torch.from_numpy(SparseRows(*self._rows(round)[:3]).groups())
 
     def dense(self, round: int = 1) -> Tensor:
-        """W as a float64 matrix: for small networks."""
+        """Return W as a dense float64 matrix, for small networks."""
         return torch.from_numpy(self._sparse(self._rows(round)).toarray())
 
     def messages(self, round: int = 1) -> Tensor:
-        """int64 `[nodes]`: to how many neighbours each node sends its row."""
+        """Count the neighbours that each node sends its row to: int64 `[nodes]`."""
         _, ids, _, _ = self._rows(round)
         return torch.from_numpy(np.bincount(ids, minlength=self.topology.nodes) - 1)  # less itself
 
     def report(self) -> Report:
-        """How fast, and to which average, mixing alone would bring the nodes. P is the product of W over one period.
+        """Report how fast the nodes would agree by mixing alone, and on which average.
 
-        - `spectral_gap`: 1 - |lambda_2| of P; None if the sparse solver did not converge (over 200 nodes, gap tiny);
-        - `phi`: ||W - J||_2, J the plain average; only for one symmetric, doubly stochastic W, where it is |lambda_2|;
-        - `stationary`: the left Perron vector of P: the weights of the nodes' losses in what is really minimised;
-        - `doubly_stochastic`, `symmetric`: of W in every round; `edges`: in a round.
+        P is the product of W over one period; J = 1 1' / N is the plain average.
 
-        Isolated nodes have gap 0 and no stationary weights: each minimises its own loss. With push-sum the weights of
-        the losses are those that the nodes start with, whatever P is.
+        - `phi`: the spectral gap of the paper's assumption A3, the largest number with ||W - J||_2 <= 1 - phi. It is 1
+          on a full graph and 0 if W never averages. None where A3 does not hold: W changes over the rounds, or is not
+          symmetric and doubly stochastic.
+        - `mixing_norm`: ||W - J||_2 = 1 - phi, None where `phi` is.
+        - `spectral_gap`: 1 - |lambda_2| of P. It is defined for every W, also where the average is weighted or W
+          changes over the rounds, and equals `phi` where both are defined. None if the sparse solver does not converge
+          (more than 200 nodes and a tiny gap).
+        - `stationary`: the left Perron vector of P, which weighs the nodes' losses in the objective that is minimised.
+        - `doubly_stochastic` and `symmetric`: whether W is, in every round; `edges`: how many there are in a round.
+
+        Isolated nodes have a gap of 0 and no stationary weights, because each minimises its own loss. With push-sum,
+        the weights of the losses are those that the nodes start with, whatever P is.
         """
         symmetric, doubly_stochastic = self.symmetric(), self.doubly_stochastic()
         reversible = len(self._period) == 1 and not self.topology.directed and not self.push
         gap, stationary = self._spectrum(reversible=reversible)
+        phi = gap if symmetric and doubly_stochastic and reversible else None
         return Report(
             spectral_gap=gap,
-            phi=1 - gap if gap is not None and symmetric and doubly_stochastic and reversible else None,
+            phi=phi,
+            mixing_norm=None if phi is None else 1 - phi,
             stationary=None if stationary is None else stationary.tolist(),
             doubly_stochastic=doubly_stochastic,
             symmetric=symmetric,
@@ -138,11 +148,11 @@ class Mixing:
         )
 
     def _spectrum(self, *, reversible: bool) -> tuple[float | None, NDArray[np.float64] | None]:
-        """The spectral gap of P and the stationary weights."""
+        """Compute the spectral gap of P and the stationary weights."""
         if not self.topology.connected():
             return 0.0, None
         matrices = [self._sparse(rows) for rows in self._period]
-        if self.push:  # rows of the transposed chain sum to 1, and it has the same eigenvalues
+        if self.push:  # the transposed matrices have rows that sum to 1, and the same eigenvalues
             matrices = [W.T.tocsr() for W in reversed(matrices)]
         start = self._period[0].mass
         mass = start if reversible else perron(matrices)
@@ -153,12 +163,12 @@ class Mixing:
         return gap, start / start.sum() if self.push else stationary
 
     def doubly_stochastic(self) -> bool:
-        """Do the rows and the columns of W sum to 1, in every round?"""
+        """Return whether the rows and the columns of W sum to 1 in every round."""
         matrices = [self._sparse(rows) for rows in self._period]
         return all(np.allclose(W.sum(axis=axis), 1, rtol=0, atol=1e-9) for W in matrices for axis in (0, 1))
 
     def symmetric(self) -> bool:
-        """Is W its own transpose, in every round?"""
+        """Return whether W equals its transpose in every round."""
         matrices = [self._sparse(rows) for rows in self._period]
         return all(abs(W - W.T).max() < 1e-12 for W in matrices)
 
@@ -166,7 +176,7 @@ class Mixing:
         return self._period[self.topology.phase(round)]
 
     def _sparse(self, rows: _MixingRows) -> Any:
-        from scipy.sparse import csr_array  # not at the top: `import feda2l` stays light
+        from scipy.sparse import csr_array  # imported here to keep `import feda2l` fast
 
         return csr_array((rows.weights, rows.ids, rows.offsets), shape=(self.topology.nodes,) * 2)
 
@@ -197,15 +207,17 @@ def _last_byte(matrix: Tensor) -> int:
 
 
 def build_mixing(topology: Topology, weights: str, samples: Sequence[int], *, push: bool = False) -> Mixing:
-    """The mixing of a topology; `samples[i]` is the number of training samples of node i. Over i and its neighbours:
+    """Build the mixing of a topology; `samples[i]` is the number of training samples of node i.
 
-    - `samples`: n_j / sum of n;
+    Node i weighs node j, a neighbour or itself, with
+
+    - `samples`: n_j / (the sum of n over i and its neighbours);
     - `uniform`: 1 / (deg_i + 1);
-    - `metropolis`: 1 / (1 + max(deg_i, deg_j)), and the rest for i itself; symmetric, so undirected graphs only.
+    - `metropolis`: 1 / (1 + max(deg_i, deg_j)), and i keeps the rest. W is symmetric, so the graph must be undirected.
 
-    Every row sums to 1. With `push` every column does: j gives 1 / (out_j + 1) of itself to each that hears it,
-    whatever the graph (`samples` is then what the nodes start with).
-    Weights are float64 and are rounded once, to the dtype of the matrix they meet.
+    Every row sums to 1. With `push` every column does: node j gives 1 / (out_j + 1) to itself and to each node that
+    hears it, on any graph; `samples` then sets the mass that the nodes start with.
+    Weights are float64 and are rounded once, to the dtype of the matrix that they multiply.
     """
     look_up(weights, dict.fromkeys(WEIGHTS), "topology.weights")
     if weights == "metropolis" and topology.directed:
@@ -218,7 +230,7 @@ def build_mixing(topology: Topology, weights: str, samples: Sequence[int], *, pu
     if weights == "samples" and min(samples) < 1:
         empty = next(i for i, n in enumerate(samples) if n < 1)
         raise topology_error(
-            f'topology.weights = "samples": node {empty} has {samples[empty]} training samples, and needs at least 1; '
+            f'topology.weights = "samples": node {empty} has {samples[empty]} training samples and needs at least 1; '
             f'use fewer data.nodes, another data.partition or topology.weights = "uniform"'
         )
     counts = np.asarray(samples, dtype=np.int64)
@@ -244,7 +256,7 @@ def _weigh(phase: Phase, weights: str, samples: NDArray[np.int64], *, push: bool
     if weights == "uniform":
         return _MixingRows(offsets, ids, uniform, mass=size.astype(np.float64))
     values = 1 / np.maximum(size[owner], size[ids])
-    # 1 - sum, written as 1 / (deg + 1) plus what busier neighbours do not take: exact where degrees are equal,
-    # so that the rows of a full graph are equal too and are computed once.
+    # The node keeps 1 - sum, written as 1 / (deg + 1) plus what neighbours with more edges do not take. This is exact
+    # where degrees are equal, so the rows of a full graph are equal and are computed once.
     values[ids == owner] += np.add.reduceat(uniform - values, offsets[:-1])
     return _MixingRows(offsets, ids, values, mass=np.ones(nodes))
