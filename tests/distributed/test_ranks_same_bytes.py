@@ -36,6 +36,7 @@ FEW = {
     "averaged-adam": spec(training={"optimizer": "adam", "momentum_state": "average"}, rates={"base": 0.001}),
     "own-starts": spec(topology="full", model={"init": "per_node"}),
     "seldom-scored": spec(evaluation={"every": 2}),
+    "theory": spec(evaluation={"theory_every": 2}),
     "simulated-time": spec(network={"compute_ms": 2.0, "speed": "phones", "links": "mobile"}),
 }
 

@@ -168,6 +168,7 @@ BAD = {
     "preset": ["papr"],
     "warmup_rounds": [-1, 1.5],
     "window": [1, 0, 5.0],
+    "window_form": ["literal", ""],
     "decay": [-0.1, math.nan, math.inf],
     "balance": [-0.1, 1.1, math.nan],
     "threshold": [0.0, -1e-3, math.nan],

@@ -6,11 +6,16 @@ from feda2l.spec.spec import Spec
 
 
 def refuse_network(spec: Spec) -> None:
-    """Refuse a simulated network: the real one takes the time that it takes."""
+    """Refuse what only the simulator can do: make up a network, or estimate what needs all models."""
     if spec.network is not None:
         raise FedA2LError(
             "network: is what the simulator makes up, and real peers have a network of their own; leave [network] out "
             "(feda2l run simulates it)"
+        )
+    if spec.evaluation.theory_every is not None:
+        raise FedA2LError(
+            f"evaluation.theory_every = {spec.evaluation.theory_every}: the estimates need the models and the data of "
+            "all nodes, and a peer sees only its neighbours' models; leave the key out, or simulate with feda2l run"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Literal, NotRequired, TypedDict, cast
 
 from feda2l.old_names import current_record
 from feda2l.records.round_timings import RoundTimings
+from feda2l.records.theory import THEORY, TheoryQuantities
 
 Metric = Literal["accuracy", "mse"]
 Score = Literal["accuracy", "mse", "mae", "test_loss"]
@@ -32,7 +33,7 @@ ROUND_COLUMNS = (
     "received",
     "rejected",
 )
-RUN_COLUMNS = (*MEAN_MODEL, "disagreement", "multiplier_min", "multiplier_max", "multiplier_change")
+RUN_COLUMNS = (*MEAN_MODEL, "disagreement", "multiplier_min", "multiplier_max", "multiplier_change", *THEORY)
 
 
 class NodeScores(TypedDict, total=False):
@@ -100,7 +101,7 @@ class RoundScores(TypedDict, total=False):
     mean_model_loss: float | None
 
 
-class RoundRecord(RoundScores):
+class RoundRecord(RoundScores, TheoryQuantities):
     """A line of `rounds.jsonl`. Keys of a figure that was not measured are absent or null."""
 
     round: int
@@ -170,6 +171,11 @@ def update_scores(
     """Add scores to a record: those of the round, and those of each node."""
     cast(dict[str, object], record).update(scores)
     cast(dict[str, object], record["nodes"]).update(of_nodes or {})
+
+
+def update_theory(record: RoundRecord, quantities: TheoryQuantities) -> None:
+    """Add the estimates of the convergence bounds' quantities to a record."""
+    cast(dict[str, object], record).update(quantities)
 
 
 def node_scores(nodes: NodeScores, prefix: str = "") -> dict[Score, list[float | None]]:

@@ -12,6 +12,7 @@ from feda2l.report.page import page
 from feda2l.report.related_work import related_work
 from feda2l.report.results import ResultTable, tables_of
 from feda2l.report.run_figures import Figures, figures_of
+from feda2l.report.theory_figure import draw_theory
 from feda2l.report.write_tables import comma_separated, latex, markdown
 
 
@@ -41,6 +42,7 @@ def report(
 
             export_tensorboard(figures, out / "tensorboard")
         left_out = [*notes.lines(), *(f"not drawn, {words}" for words in draw_all(tables, out / "figures"))]
+        draw_theory([one.run.path for one in figures], out / "figures" / "theory")
         for name, text in (
             ("table.csv", comma_separated(tables)),
             ("table.md", markdown(tables, [related], left_out)),

@@ -72,7 +72,8 @@ class RunPlan:
     averaged: list[str]  # names of the statistics that `average` mixes
     every: int  # rounds between two evaluations
     on: Literal["global", "local", "both"]
-    network: int  # how many nodes the whole network has: more than here where others are elsewhere
+    network: int  # nodes of the whole network; more than `nodes` where some are in other processes
+    theory_every: int | None = None  # rounds between estimates of the bounds' quantities
 
     @property
     def algorithm(self) -> Algorithm:
@@ -99,8 +100,12 @@ class RunPlan:
         return [self.member.training.steps(len(shard)) for shard in self.member.shards]
 
     def due_in(self, round: int) -> bool:
-        """Is this round evaluated?"""
+        """Return whether this round is evaluated."""
         return round % self.every == 0 or round == self.rounds
+
+    def theory_due_in(self, round: int) -> bool:
+        """Return whether the quantities of the convergence bounds are estimated in this round, as in round 1."""
+        return self.theory_every is not None and (round - 1) % self.theory_every == 0
 
 
 @dataclass

@@ -162,6 +162,7 @@ def _plan(spec: Spec, model: nn.Module, member: RunData, mixing: Mixing, network
         every=spec.evaluation.every,
         on=spec.evaluation.on,
         network=network,
+        theory_every=spec.evaluation.theory_every,
     )
 
 

@@ -11,6 +11,7 @@ from feda2l.records.curve_metrics import best_value, rounds_to_grid, rounds_to_t
 from feda2l.records.round_record import Metric, RoundRecord
 from feda2l.records.round_timings import PARTS, TRAINING, RoundTimings, total_seconds
 from feda2l.records.run_folder import RunFolder
+from feda2l.records.theory import theory_summary
 from feda2l.round.record import mean
 from feda2l.round.run import LiveRun
 from feda2l.runs.assemble import Assembled
@@ -57,6 +58,8 @@ def summarise(assembled: Assembled, folder: RunFolder, searched: Searched | None
     records, timings = folder.read(), folder.read_timings()
     metric: Metric = "mse" if run.plan.member.classes is None else "accuracy"
     alone = pack == 1 and all(timing.get("pack") == 1 for timing in timings)
+    mixing = run.plan.mixing.report()
+    base_rate = spec.rates.base if searched is None else mean(searched.rates)
     return {
         "name": spec.name,
         "status": "finished" if run.non_finite is None else "non_finite",
@@ -68,7 +71,8 @@ def summarise(assembled: Assembled, folder: RunFolder, searched: Searched | None
         "bytes_sent": sum(record["bytes_sent"] for record in records),
         "seconds": {part: sum(timing.get(part, 0.0) for timing in timings) for part in PARTS},
         "rounds_to": {} if metric == "mse" else rounds_to_grid(_curve(records, metric), spec.evaluation.smoothing),
-        "mixing": run.plan.mixing.report(),
+        "mixing": mixing,
+        **theory_summary(records, base_rate, run.plan.network, mixing["mixing_norm"]),
         **_naive_forecasts(assembled),
         **_search(assembled, searched),
         **_simulated_time(run, records),

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 import torch
 
 from feda2l.engines.engine import Engine
-from feda2l.records.round_record import Evaluation
+from feda2l.records.round_record import Evaluation, update_theory
 from feda2l.round.compare import compare
 from feda2l.round.round import Completed, Turn, play_round, stopwatch
 from feda2l.round.run import LiveRun, TrainJob
 from feda2l.simulate.scoring import ScoreHere, Scorer, accuracy_by_class, put_scores
+from feda2l.simulate.theory import estimate_theory
 from feda2l.simulate.twins import Twins
 
 Together = Callable[[Callable[[], list[float]]], list[float]]
@@ -39,7 +40,13 @@ class RoundLoop:
         while active := [run for run in self.runs if run.active]:
             with one_thread():
                 turns = [Turn(run, run.exchange.present(run.state.round + 1)) for run in active]
+                lap = stopwatch()
+                theory, seconds = estimate_theory(active, self.engine.model), lap()
                 completed = play_round(turns, self)
+                for run, record, spent in completed:
+                    if record and run.number in theory:
+                        update_theory(record, theory[run.number])
+                        spent["evaluate"] += seconds
                 self._score(completed)
             yield completed
 

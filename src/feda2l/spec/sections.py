@@ -169,6 +169,9 @@ class EvaluationSpec(Section):
         None, "accuracy (of numbers: at most this MSE) whose first round is reported", example=0.9
     )
     smoothing: Count = option(10, "window of the trailing mean for rounds to target")
+    theory_every: Count | None = option(
+        None, "rounds between estimates of the convergence bounds' quantities, from round 1; default: none", example=10
+    )
 
 
 class RuntimeSpec(Section):

@@ -61,7 +61,7 @@ class Mixing:
     _plans: dict[tuple[int, torch.device, torch.dtype], Plan] = field(default_factory=dict, repr=False)
 
     def apply(self, trained: Tensor, round: int, out: Tensor) -> None:
-        """Write W T to `out`. Both are `[nodes, columns]`, have the same float dtype and device, and share no memory."""
+        """Write W T to `out`: both `[nodes, columns]`, of the same float dtype and device, without shared memory."""
         self._check(trained, out)
         self._plan(self.topology.phase(round), trained).apply(trained, out)
 
@@ -84,7 +84,7 @@ class Mixing:
         return replace(self, _period=tuple(period), _plans={})
 
     def with_rows(self, rows: Mapping[int, tuple[Sequence[int], Tensor]], round: int) -> "Mixing":
-        """Return the same network with other rows of W in `round`: by node, the ids in ascending order and their weights."""
+        """Return the same network with other rows of W in `round`: by node, ascending ids and their weights."""
         period = list(self._period)
         phase = self.topology.phase(round)
         old = period[phase]
