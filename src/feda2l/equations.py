@@ -15,6 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "Signals",
+    "WindowForm",
     "aggregation_stability",
     "decay_factor",
     "fusion_score",

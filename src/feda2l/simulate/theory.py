@@ -76,9 +76,10 @@ class _MeanModel:
         generator = torch_generator(
             training.seed, node=self.run.plan.member.id(node), round=self.run.state.round + 1, purpose="theory"
         )
-        order = shard[torch.randperm(len(shard), generator=generator)]
+        device = self.run.state.population.device
+        order = shard[torch.randperm(len(shard), generator=generator)].to(device)
         seen, total, squares = 0, 0.0, 0.0
-        gradient = torch.zeros(self.layout.width, dtype=torch.float64, device=shard.device)
+        gradient = torch.zeros(self.layout.width, dtype=torch.float64, device=device)
         for batch in order.split(training.batch_size):
             outputs = functional_call(self.model, self.state, (training.samples.inputs(batch),))
             loss = training.loss(outputs, training.samples.targets(batch))
