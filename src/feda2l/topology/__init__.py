@@ -1,4 +1,4 @@
-"""Which nodes receive from which (`graphs`), and the weights of their average (`mixing`). No state is stored here."""
+"""Graphs of nodes (`graphs`) and the weights with which neighbours are averaged (`mixing`). Holds no state."""
 
 from feda2l.topology.graphs import NAMES, TOPOLOGIES, Topology, build
 from feda2l.topology.mixing import WEIGHTS, Mixing, Report, build_mixing

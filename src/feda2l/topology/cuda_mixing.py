@@ -1,7 +1,7 @@
-"""Rows of W times a matrix as one Triton kernel. Only imported on a GPU.
+"""Multiply rows of W with a matrix in one Triton kernel. Only imported on a GPU.
 
-Slot by slot, as on a CPU, twelve nodes that hear each other pass over their models eighty times. Here it is
-once, since programs that work on the same columns run beside each other and find them in the cache.
+The CPU's slot-by-slot order would read the models of twelve fully connected nodes eighty times. Here programs that work
+on the same columns run side by side and find them in the cache, so the models are read once.
 """
 
 import triton
@@ -27,9 +27,9 @@ def _mix(  # type: ignore[no-untyped-def]
 
 
 def mix_rows(source: Tensor, out: Tensor, offsets: Tensor, ids: Tensor, weights: Tensor, places: Tensor) -> None:
-    """out[places[i]] <- the sum over row i's ids, in their order, of weight x source row; no row may be empty.
+    """Write the sum over row i's ids, in their order, of weight x source row to `out[places[i]]`; no row may be empty.
 
-    Rounded product by product, then sum by sum: without fused multiply-adds.
+    Every product and every sum is rounded: there are no fused multiply-adds.
     """
     rows, width = len(places), source.shape[1]
     _mix[(rows * triton.cdiv(width, SIZE),)](

@@ -1,4 +1,4 @@
-"""Edges as neighbour lists, and who can be reached along them."""
+"""Edges as neighbour lists, and the nodes that can be reached along them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,11 +6,11 @@ Phase = tuple[tuple[int, ...], ...]
 """The ascending in-neighbours of every node in one round."""
 
 Period = tuple[Phase, ...]
-"""One phase for a fixed graph, several for one that varies in time."""
+"""One phase for a fixed graph, several for a graph that changes over the rounds."""
 
 
 def received(nodes: int, arcs: Iterable[tuple[int, int]]) -> Phase:
-    """From pairs (i, j), i hears j, to neighbours; repeated pairs and loops (a ring of two) fall away."""
+    """Convert pairs (i, j), where i hears j, to neighbour lists; repeated pairs and self-loops are dropped."""
     rows: list[set[int]] = [set() for _ in range(nodes)]
     for i, j in arcs:
         rows[i].add(j)
@@ -18,12 +18,12 @@ def received(nodes: int, arcs: Iterable[tuple[int, int]]) -> Phase:
 
 
 def undirected(nodes: int, edges: Iterable[tuple[int, int]]) -> Period:
-    """One phase in which both ends of each edge hear each other."""
+    """Build one phase in which both ends of every edge hear each other."""
     return (received(nodes, (arc for i, j in edges for arc in ((i, j), (j, i)))),)
 
 
 def reverse(rows: Sequence[Iterable[int]]) -> Phase:
-    """Each edge turned round: from whom I hear to who hears me."""
+    """Reverse every edge: from the nodes that each node hears to the nodes that hear it."""
     speaks: list[list[int]] = [[] for _ in rows]
     for i, near in enumerate(rows):
         for j in near:
@@ -32,7 +32,7 @@ def reverse(rows: Sequence[Iterable[int]]) -> Phase:
 
 
 def connected(period: Period) -> bool:
-    """Node 0 reaches all along the edges, and against them."""
+    """Return whether node 0 reaches all nodes along the edges and against them."""
     return _reaches_all(period) and _reaches_all(tuple(map(reverse, period)))
 
 

@@ -1,4 +1,4 @@
-"""Errors about graphs and mixing weights, with their section of the troubleshooting page."""
+"""Errors about graphs and mixing weights; they link to their section of the troubleshooting page."""
 
 from functools import partial
 

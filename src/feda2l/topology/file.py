@@ -1,10 +1,10 @@
-"""A graph from a text file: an edge list, or a matrix of 0 and 1.
+"""Read a graph from a text file: an edge list or a 0/1 matrix.
 
-- two columns: an undirected edge `i j` a line (repeats are fine); with two nodes, two columns are edges too;
-- `nodes` columns: a matrix in which row i marks whom node i hears. It need not be symmetric; its diagonal is
-  ignored, as a node always keeps a share of its own row.
+- two columns: one undirected edge `i j` per line (repeats are allowed). With two nodes, two columns are edges as well.
+- `nodes` columns: a matrix in which row i marks the nodes that node i hears. It need not be symmetric. Its diagonal is
+  ignored, because a node always keeps a share of its own state.
 
-Columns are split by spaces, tabs or commas; `#` starts a comment; ids count from 0.
+Columns are separated by spaces, tabs or commas; `#` starts a comment; ids start at 0.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from feda2l.topology.errors import topology_error
 
 
 def read_arcs(file: str, nodes: int) -> Iterator[tuple[int, int]]:
-    """Every pair (i, j) in which i hears j; a line that cannot be read is an error that names it."""
+    """Yield every pair (i, j) in which i hears j; an error names the line that cannot be read."""
     lines = list(_lines(file))
     if not lines or len(lines[0][1]) == 2:
         for where, fields in lines:
@@ -30,7 +30,7 @@ def read_arcs(file: str, nodes: int) -> Iterator[tuple[int, int]]:
 
 
 def _lines(file: str) -> Iterator[tuple[str, list[str]]]:
-    """Where, and the fields, of each line that holds any."""
+    """Yield the place and the fields of each line that has any."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
@@ -46,20 +46,22 @@ def _edge(where: str, fields: list[str], nodes: int) -> tuple[int, int]:
     i, j = map(int, fields)
     if max(i, j) >= nodes:
         raise topology_error(
-            f"{where}: there is no node {max(i, j)}; with data.nodes = {nodes} ids are 0 to {nodes - 1}"
+            f"{where}: node {max(i, j)} does not exist; with data.nodes = {nodes} the ids are 0 to {nodes - 1}"
         )
     if i == j:
-        raise topology_error(f"{where}: node {i} is linked to itself; leave the line out, a node always hears itself")
+        raise topology_error(
+            f"{where}: node {i} is linked to itself; remove the line, because a node always hears itself"
+        )
     return i, j
 
 
 def _matrix_row(where: str, fields: list[str], row: int, nodes: int) -> Iterator[int]:
     if len(fields) != nodes:
         raise topology_error(
-            f"{where}: {len(fields)} columns; an edge list has 2, a matrix for data.nodes = {nodes} has {nodes}"
+            f"{where}: {len(fields)} columns; an edge list has 2, and a matrix for data.nodes = {nodes} has {nodes}"
         )
     if row >= nodes:
-        raise topology_error(f"{where}: one row too many; a matrix for data.nodes = {nodes} has {nodes}")
+        raise topology_error(f"{where}: one row too many; a matrix for data.nodes = {nodes} has {nodes} rows")
     if wrong := [field for field in fields if field not in ("0", "1")]:
         raise topology_error(f'{where}: "{wrong[0]}" in a matrix of 0 and 1')
     return (j for j, field in enumerate(fields) if field == "1" and j != row)

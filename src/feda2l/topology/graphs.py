@@ -1,7 +1,7 @@
-"""Graphs: the nodes each node hears in a round.
+"""Graphs: which nodes each node hears in a round.
 
-An edge j -> i means that i receives the row of j: j is an in-neighbour of i. Graphs are kept as tuples of
-neighbour ids, so a sparse graph of 10,000 nodes stays small; nothing here builds an N x N array.
+An edge j -> i means that i receives the state of j, so j is an in-neighbour of i. Graphs are stored as tuples of
+neighbour ids. A sparse graph of 10,000 nodes stays small, because no N x N array is built.
 """
 
 import math
@@ -19,10 +19,10 @@ from feda2l.topology.file import read_arcs
 
 @dataclass(frozen=True)
 class Topology:
-    """In-neighbours of each node for each round of one period.
+    """The in-neighbours of each node in each round of one period.
 
-    `period[phase][node]` holds ascending ids without the node itself; `len(period) > 1` only for graphs
-    that vary in time. `directed`: in some round a node hears another that does not hear it.
+    `period[phase][node]` holds ascending ids without the node itself. `len(period) > 1` only for graphs that change
+    over the rounds. `directed`: in some round a node hears another node that does not hear it.
 
     >>> build("ring", 5).neighbours(0)
     (1, 4)
@@ -34,26 +34,26 @@ class Topology:
     directed: bool
 
     def phase(self, round: int) -> int:
-        """The place of a round (1, 2, ...) in the period."""
+        """Return the position of a round (1, 2, ...) in the period."""
         return (round - 1) % len(self.period)
 
     def neighbours(self, node: int, round: int = 1) -> tuple[int, ...]:
-        """The nodes that `node` hears in `round`."""
+        """Return the nodes that `node` hears in `round`."""
         return self.period[self.phase(round)][node]
 
     def edges(self, round: int = 1) -> int:
-        """How many edges carry a row in `round`: a pair counts once if undirected, each way if directed."""
+        """Count the edges of `round`: a pair counts once if undirected, once per direction if directed."""
         received = sum(map(len, self.period[self.phase(round)]))
         return received if self.directed else received // 2
 
     def connected(self) -> bool:
-        """Every node reaches every other along the edges of one period (strongly, if directed)."""
+        """Return whether every node reaches every other along the edges of one period (strongly, if directed)."""
         return connected(self.period)
 
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """What a builder may ask for; each uses what it needs."""
+    """Parameters of the graph builders; each builder uses some of them."""
 
     nodes: int
     k: int
@@ -63,10 +63,15 @@ class GraphOptions:
 
 
 def build(name: str, nodes: int, *, k: int = 7, p: float = 0.3, seed: int = 1, file: str | None = None) -> Topology:
-    """The graph called `name` (see `TOPOLOGIES`) over `nodes` nodes, connected unless it is `isolated`.
+    """Build the graph called `name` (see `TOPOLOGIES`) over `nodes` nodes; it is connected unless it is `isolated`.
 
-    `k` is the degree of `k_regular` and the out-degree of `random_out`; `p` the chance of an edge in
-    `erdos_renyi`; `seed` draws these three; `file` is read by `file`. One node has no neighbours, whatever the name.
+    Args:
+        name: a key of `TOPOLOGIES`.
+        nodes: the number of nodes. A single node has no neighbours in any graph.
+        k: the degree of `k_regular` and the out-degree of `random_out`.
+        p: the probability of an edge in `erdos_renyi`.
+        seed: the seed of these three random graphs.
+        file: the path of an edge list or a matrix, for `file`.
     """
     draw, _ = look_up(name, TOPOLOGIES, "topology.name")
     if nodes < 1:
@@ -77,12 +82,12 @@ def build(name: str, nodes: int, *, k: int = 7, p: float = 0.3, seed: int = 1, f
     if name != "isolated" and not connected(period):
         raise topology_error(
             f'topology.name = "{name}" gives a graph in which some nodes never hear from some others; '
-            f'add edges, or use topology.name = "isolated" for nodes that train alone'
+            f'add edges, or use topology.name = "isolated" to train every node alone'
         )
     return Topology(name, nodes, period, directed=any(reverse(phase) != phase for phase in period))
 
 
-# --- graphs given by a rule --------------------------------------------------------------------------------
+# --- deterministic graphs ----------------------------------------------------------------------------------
 
 
 def _full(o: GraphOptions) -> Period:
@@ -127,7 +132,7 @@ def _torus(o: GraphOptions) -> Period:
 
 
 def _columns(nodes: int, name: str) -> int:
-    """The columns of rows x columns, as square as possible. A prime has only 1 x n, a path: not what was asked for."""
+    """Return the columns of the squarest rows x columns grid. A prime allows only 1 x n, a line, and is refused."""
     rows = next(r for r in range(math.isqrt(nodes), 0, -1) if nodes % r == 0)
     if rows == 1 and nodes > 3:
         raise topology_error(
@@ -138,7 +143,7 @@ def _columns(nodes: int, name: str) -> int:
 
 
 def _hops(nodes: int) -> list[int]:
-    """1, 2, 4, ... below `nodes`: ceil(log2(nodes)) of them."""
+    """Return 1, 2, 4, ... below `nodes`: ceil(log2(nodes)) numbers."""
     return [1 << j for j in range((nodes - 1).bit_length())]
 
 
@@ -158,7 +163,7 @@ def _isolated(o: GraphOptions) -> Period:
     return (((),) * o.nodes,)
 
 
-# --- graphs drawn at random --------------------------------------------------------------------------------
+# --- random graphs -----------------------------------------------------------------------------------------
 
 
 def _k_regular(o: GraphOptions) -> Period:
@@ -168,18 +173,18 @@ def _k_regular(o: GraphOptions) -> Period:
     if o.nodes * o.k % 2:
         raise topology_error(
             f"topology.k = {o.k} with data.nodes = {o.nodes}: nodes x k counts every edge twice and must be even; "
-            f"use k = {o.k - 1 or 2}{f' or {o.k + 1}' if 1 < o.k < o.nodes - 1 else ''}, or one node more"
+            f"use k = {o.k - 1 or 2}{f' or {o.k + 1}' if 1 < o.k < o.nodes - 1 else ''}, or one more node"
         )
     if o.k == 1 and o.nodes > 2:
-        raise topology_error(f"topology.k = 1 only links {o.nodes} nodes in pairs; use k = 2 or more")
+        raise topology_error(f"topology.k = 1 links {o.nodes} nodes only in pairs; use k = 2 or more")
 
     def draw(seed: int) -> Period:
-        if o.k == 2:  # a connected one is a random cycle; by drawing, it comes about once in sqrt(nodes) times
+        if o.k == 2:  # connected means a random cycle, which drawing finds only once in about sqrt(nodes) tries
             order = np.random.default_rng(seed).permutation(o.nodes).tolist()
             return undirected(o.nodes, zip(order, order[1:] + order[:1], strict=True))
         if 2 * o.k < o.nodes:
             return undirected(o.nodes, random_regular_graph(o.k, o.nodes, seed=seed).edges)
-        # networkx pairs stubs until no edge repeats: hopeless near the full graph, where the complement is easy
+        # networkx pairs stubs until no edge repeats, which rarely succeeds near the full graph; draw its complement
         absent = random_regular_graph(o.nodes - 1 - o.k, o.nodes, seed=seed)
         everyone = range(o.nodes)
         return (tuple(tuple(j for j in everyone if j != i and j not in absent[i]) for i in everyone),)
@@ -194,13 +199,13 @@ def _erdos_renyi(o: GraphOptions) -> Period:
     likely = min(1.0, math.ceil(1000 * (math.log(o.nodes) + 3) / o.nodes) / 1000)
     if not 0 < o.p <= 1:
         raise topology_error(
-            f"topology.p = {o.p} is not a chance above 0 and up to 1; "
-            f"{o.nodes} nodes are likely connected from p = {likely:g}"
+            f"topology.p = {o.p} is not a probability above 0 and at most 1; "
+            f"{o.nodes} nodes are likely connected from p = {likely:g} on"
         )
     return _redraw(
         o,
         lambda seed: undirected(o.nodes, fast_gnp_random_graph(o.nodes, o.p, seed=seed).edges),
-        f"topology.p = {o.p}: {o.nodes} nodes are likely connected from p = {likely:g}",
+        f"topology.p = {o.p}: {o.nodes} nodes are likely connected from p = {likely:g} on",
     )
 
 
@@ -212,8 +217,8 @@ def _random_out(o: GraphOptions) -> Period:
         others = (generator.choice(o.nodes - 1, size=o.k, replace=False) for _ in range(o.nodes))
         return (reverse([(picks + (picks >= i)).tolist() for i, picks in enumerate(others)]),)
 
-    likely = min(o.nodes - 1, math.ceil(math.log(o.nodes) + 3))  # nobody is left unheard: n exp(-k) small
-    return _redraw(o, draw, f"topology.k = {o.k}: {o.nodes} nodes likely all hear each other from k = {likely}")
+    likely = min(o.nodes - 1, math.ceil(math.log(o.nodes) + 3))  # no node is left unheard: n exp(-k) is small
+    return _redraw(o, draw, f"topology.k = {o.k}: {o.nodes} nodes are likely connected from k = {likely} on")
 
 
 def _check_degree(o: GraphOptions, name: str) -> None:
@@ -225,8 +230,8 @@ def _check_degree(o: GraphOptions, name: str) -> None:
 
 
 def _redraw(o: GraphOptions, draw: Callable[[int], Period], hint: str) -> Period:
-    """The first connected graph of a seeded sequence."""
-    draws = max(20, min(1000, 100_000 // o.nodes))  # about a second, then we say that it is not to be had
+    """Return the first connected graph of a seeded sequence of draws."""
+    draws = max(20, min(1000, 100_000 // o.nodes))  # about one second of tries
     for attempt in range(draws):
         period = draw(derive_seed(o.seed, round=attempt, purpose="topology"))
         if connected(period):
@@ -243,20 +248,26 @@ def _file(o: GraphOptions) -> Period:
 
 
 TOPOLOGIES: dict[str, tuple[Callable[[GraphOptions], Period], str]] = {
-    "full": (_full, "everyone hears everyone"),
-    "ring": (_ring, "the node before and the node after"),
-    "k_regular": (_k_regular, "random undirected graph, every node with topology.k neighbours"),
+    "full": (_full, "every node hears every other node"),
+    "ring": (_ring, "each node hears the node before and the node after it"),
+    "k_regular": (_k_regular, "random undirected graph in which every node has topology.k neighbours"),
     "star": (_star, "node 0 linked to all others"),
     "tree": (_tree, "binary heap: parent (i - 1) // 2 and up to two children"),
-    "hypercube": (_hypercube, "ids that differ in one bit; data.nodes a power of two"),
-    "grid": (_grid, "rows x columns as square as possible, four neighbours, no wrap; no primes above 3"),
-    "torus": (_torus, "the grid with its borders joined"),
-    "exponential": (_exponential, "directed: hears i - 1, i - 2, i - 4, ... (mod nodes)"),
-    "one_peer_exponential": (_one_peer_exponential, "directed: one of those a round, in turn (time-varying)"),
-    "erdos_renyi": (_erdos_renyi, "each pair linked with chance topology.p"),
-    "directed_ring": (_directed_ring, "directed: hears only the node before"),
+    "hypercube": (_hypercube, "links ids that differ in one bit; data.nodes must be a power of two"),
+    "grid": (_grid, "rows x columns, as square as possible, up to four neighbours; no primes above 3"),
+    "torus": (_torus, "the grid with opposite borders joined"),
+    "exponential": (_exponential, "directed: node i hears i - 1, i - 2, i - 4, ... (mod nodes)"),
+    "one_peer_exponential": (
+        _one_peer_exponential,
+        "directed: one of the neighbours of `exponential` per round, in turn (time-varying)",
+    ),
+    "erdos_renyi": (_erdos_renyi, "random undirected graph: each pair is linked with probability topology.p"),
+    "directed_ring": (_directed_ring, "directed: each node hears only the node before it"),
     "random_out": (_random_out, "directed: every node sends to topology.k random others"),
-    "file": (_file, "topology.file: an edge 'i j' a line, or a 0/1 matrix whose row i marks whom i hears"),
+    "file": (
+        _file,
+        "from topology.file: one edge 'i j' per line, or a 0/1 matrix whose row i marks the nodes that i hears",
+    ),
     "isolated": (_isolated, "no neighbours: every node trains alone"),
 }
 NAMES = tuple(TOPOLOGIES)

@@ -1,7 +1,7 @@
-"""How rows of W are multiplied with a matrix: tile by tile, each sum in its own order.
+"""Multiply rows of W with a matrix, tile by tile and with a defined order of every sum.
 
-A sum over j of w_j x_j is rounded product by product, then sum by sum (no fused multiply-add), and starts with the
-first product. A sum defined term by term has the same bits in every runtime, for any number of rows, columns, threads.
+The sum over j of w_j x_j starts with the first product; every product and every partial sum is rounded (no fused
+multiply-add). It therefore has the same bits in every runtime and for any number of rows, columns and threads.
 """
 
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Values mixed at a time: a tile stays in the cache. 1,000 nodes x 10,000 parameters on a ring take 9 ms in tiles, 85 ms
-# at once and 23 ms row by row.
-# A CSR product takes 6 ms, but MKL starts from +0 (so -0 is lost) and neither it nor cuSPARSE promises the bits.
+# Values per tile, so that a tile stays in the cache. 1,000 nodes x 10,000 parameters on a ring take 9 ms in tiles,
+# 85 ms all at once and 23 ms row by row. A CSR product takes 6 ms, but MKL starts each sum from +0, which loses -0, and
+# neither MKL nor cuSPARSE guarantees the bits.
 TILE = 1 << 18
 
 
 class SparseRows(NamedTuple):
-    """Rows of a sparse matrix: row i is `[offsets[i] : offsets[i + 1]]` of `ids` and `weights`, in summing order."""
+    """Rows of a sparse matrix: row i is `[offsets[i] : offsets[i + 1]]` of `ids` and `weights`, in summation order."""
 
     offsets: NDArray[np.int64]
     ids: NDArray[np.int64]
     weights: NDArray[np.float64]
 
     def groups(self) -> NDArray[np.int64]:
-        """Equal rows share a number, counted from 0 by first appearance."""
+        """Number the distinct rows from 0 by first appearance; equal rows share a number."""
         seen: dict[tuple[bytes, bytes], int] = {}
         ids, weights = self.ids, self.weights
         return np.array(
@@ -39,35 +39,35 @@ class SparseRows(NamedTuple):
         )
 
     def take(self, rows: NDArray[np.int64]) -> "SparseRows":
-        """Some of the rows."""
+        """Select some of the rows."""
         size = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(size)])
         at = np.repeat(self.offsets[rows] - offsets[:-1], size) + np.arange(offsets[-1])
         return SparseRows(offsets, self.ids[at], self.weights[at])
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same where a matrix is, its weights of the matrix's dtype."""
+        """Convert to tensors on the device of `like`, with weights of its dtype."""
         offsets, ids, weights = map(torch.from_numpy, self)
         return offsets.to(like.device), ids.to(like.device), weights.to(like)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Slot s holds the s-th (id, weight) of every distinct row that has so many.
+    """An order of computation in which slot s holds the s-th (id, weight) of every distinct row that is long enough.
 
-    Distinct rows are ordered by falling length, so each slot is a prefix and nothing is padded; equal rows are computed
-    once and copied.
+    Distinct rows are sorted by decreasing length, so each slot is a prefix and no padding is needed. Equal rows are
+    computed once and copied.
     """
 
-    order: Tensor  # where in the result each distinct row goes
-    slots: list[tuple[Tensor, Tensor]]  # on a GPU none: there the distinct rows are one kernel's
+    order: Tensor  # the row of the result for each distinct row
+    slots: list[tuple[Tensor, Tensor]]  # empty on a GPU, where one kernel computes all distinct rows
     rows: tuple[Tensor, Tensor, Tensor] | None  # offsets, ids and weights of the distinct rows, on a GPU
-    first: int | None  # the results of all distinct rows are neighbours from here on: sums go straight to their place
-    copies: list[tuple[int, int]]  # (row of the result, the row that it equals)
+    first: int | None  # if the results are adjacent rows from here on, sums are written in place
+    copies: list[tuple[int, int]]  # (row of the result, the equal row that is copied)
 
     @classmethod
     def of(cls, rows: SparseRows, targets: NDArray[np.int64], like: Tensor) -> "Plan":
-        """The plan of these rows for matrices `like` this one; row i of them becomes row `targets[i]` of the result."""
+        """Plan the product of these rows with matrices `like` this one; row i becomes row `targets[i]` of the result."""
         groups = rows.groups()
         _, first = np.unique(groups, return_index=True)
         length = np.diff(rows.offsets)[first]
@@ -89,7 +89,7 @@ class Plan:
 
     @torch.no_grad()
     def apply(self, source: Tensor, out: Tensor) -> None:
-        """Write the rows' products with `source` to their places in `out`; both `[.., columns]`, in separate memory."""
+        """Write the products of the rows with `source` to `out`; both are `[.., columns]` and share no memory."""
         if not len(self.order):
             return
         if self.rows is not None:
@@ -102,7 +102,7 @@ class Plan:
             out[row].copy_(out[first])
 
     def _apply_slots(self, source: Tensor, out: Tensor) -> None:
-        """Write the products of the distinct rows, some at a time, slot by slot."""
+        """Write the products of the distinct rows, a tile of rows at a time and slot by slot."""
         height = min(max(1, TILE // max(1, source.shape[1])), len(self.order))
         products = source.new_empty(height, source.shape[1])
         apart = torch.empty_like(products) if self.first is None else None

@@ -1,4 +1,4 @@
-"""One row of W over those a node really hears: what a peer weighs with, and a simulated node under faults."""
+"""One row of W over the nodes that a node actually hears: for peers, and for simulated nodes under faults."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -10,28 +10,28 @@ from torch import Tensor
 
 
 class Voice(NamedTuple):
-    """What a node tells of itself so that others can weigh it."""
+    """What a node tells others about itself so that they can weigh its state."""
 
     id: int
-    samples: int  # that it trains on
-    receives: int  # neighbours that it hears
-    receivers: int  # neighbours that hear it
+    samples: int  # training samples
+    receives: int  # number of neighbours that it hears
+    receivers: int  # number of neighbours that hear it
 
 
 def row_weights(
     weights: str, node: int, closed: Sequence[Voice], present: Collection[int], *, push: bool = False
 ) -> Tensor:
-    """The float64 weights that `node` gives those of its closed neighbourhood that are `present`, itself among them.
+    """Compute the float64 weights that `node` gives to the `present` nodes of its closed neighbourhood and to itself.
 
-    `closed` is in ascending id. When all are present this is the node's row of W (`build_mixing`), to the bit. Without
-    some of them
+    `closed` holds the node and its neighbours in ascending id. If all are present, the result is the node's row of W
+    (`build_mixing`), to the bit. If some are absent:
 
-    - `samples`: n_j / sum of n over those present;
-    - `uniform`: 1 / how many are present;
-    - `metropolis`: as it was, and what the absent ones would have got is the node's own: W stays symmetric where
-      absence is mutual;
-    - with `push` as it was, and the node keeps what it would have given one that it does not hear: absence is mostly
-      mutual, and mass that goes nowhere would fade from the network round by round (steps go with share / mass).
+    - `samples`: n_j / (the sum of n over those present);
+    - `uniform`: 1 / (the number of those present);
+    - `metropolis`: the weights do not change, and the node adds the weights of absent neighbours to its own. W stays
+      symmetric where absence is mutual.
+    - with `push`, the weights do not change, and the node keeps the share of a neighbour that it does not hear. Absence
+      is mostly mutual, and mass sent to an absent node would be lost, which would change the step size share / mass.
     """
     there = np.array([voice.id in present for voice in closed])
     if weights == "metropolis":
@@ -47,7 +47,7 @@ def row_weights(
 def _push_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bool_]) -> NDArray[np.float64]:
     given = 1 / (1 + np.array([voice.receivers for voice in closed]))
     own = np.array([voice.id == node for voice in closed])
-    # no more than it would have given to all of its listeners: it has as much as it had, at most
+    # at most what it would have given to all nodes that hear it, so that no mass is created
     given[own] *= 1 + min((~there).sum(), *(voice.receivers for voice in closed if voice.id == node))
     kept: NDArray[np.float64] = given[there]
     return kept
@@ -57,7 +57,7 @@ def _metropolis_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bo
     own = np.array([voice.id == node for voice in closed])
     size = 1 + np.array([voice.receives for voice in closed])
     values = 1 / np.maximum(size[own], size)
-    # as in `build_mixing`: exact where degrees are equal
+    # as in `build_mixing`, exact where degrees are equal
     values[own] += np.add.reduceat(1 / size[own] - values, [0])
     if not there.all():
         values[own] += values[~there].sum()
@@ -68,10 +68,10 @@ def _metropolis_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bo
 def mean_weights(
     weights: str, node: int, closed: Sequence[Voice], present: Collection[int], *, push: bool = False
 ) -> Tensor:
-    """The weights of a mean of those of a closed neighbourhood that are `present`; the node itself need not be.
+    """Compute the weights of a mean over the `present` nodes of a closed neighbourhood; the node may be absent.
 
-    They are `row_weights`, made to sum to 1 where these need not: what a node that comes back takes its neighbours'
-    models with.
+    They are `row_weights`, normalized to sum to 1. A node that returns after an absence starts from this mean of its
+    neighbours' models.
     """
     given = row_weights(weights, node, closed, present, push=push)
     return given / given.sum() if push or weights == "metropolis" else given

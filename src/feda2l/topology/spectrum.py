@@ -1,6 +1,6 @@
-"""The spectrum of P, the product of the mixing matrices over one period (the last round leftmost).
+"""The spectrum of P, the product of the mixing matrices over one period with the last round leftmost.
 
-P is never formed for a large network: a few sparse products apply it to a vector.
+For a large network P is never formed: sparse products apply it to vectors.
 """
 
 from functools import reduce
@@ -9,22 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-DENSE = 200  # nodes up to which everything is computed densely and in full
+DENSE = 200  # nodes up to which dense matrices are used
 
 Vector = NDArray[np.float64]
 
 
 def perron(matrices: list[Any]) -> Vector | None:
-    """The left vector pi = pi P with sum 1 of a connected network; None if it cannot be had.
+    """Compute the left Perron vector pi = pi P, with sum 1, of a connected network; None if it is not found.
 
-    A fast-mixing network is settled by power iteration; a slow one has few long cuts, so its LU factors are sparse.
+    Power iteration solves networks that mix fast. A network that mixes slowly has few edges across its cuts, so its LU
+    factors are sparse.
     """
     from scipy.sparse.linalg import spsolve
 
     nodes = matrices[0].shape[0]
     if nodes <= DENSE:
         product = _product(matrices)
-        # pi_0 = 1 and the balance of all other nodes: a regular system
+        # pi_0 = 1 and the balance equations of all other nodes are a regular system
         rest = np.linalg.solve(np.eye(nodes - 1) - product[1:, 1:].T, product[0, 1:])
         return _normal(np.concatenate([[1.0], rest]))
     pi: Vector = np.full(nodes, 1 / nodes)
@@ -44,10 +45,10 @@ def perron(matrices: list[Any]) -> Vector | None:
 
 
 def spectral_gap(matrices: list[Any], pi: Vector, *, reversible: bool) -> float | None:
-    """1 - |lambda_2| of a connected P, given its left Perron vector; None if ARPACK does not converge.
+    """Compute 1 - |lambda_2| of a connected P from its left Perron vector; None if ARPACK does not converge.
 
-    lambda_2 is the largest eigenvalue of S = D (P - 1 pi') / D with D = diag(sqrt(pi)): taking 1 pi' away leaves
-    all other eigenvalues, and D makes S symmetric where the chain is reversible (pi_i P_ij = pi_j P_ji).
+    lambda_2 is the largest eigenvalue of S = D (P - 1 pi') / D with D = diag(sqrt(pi)). Subtracting 1 pi' keeps all
+    other eigenvalues, and D makes S symmetric where the chain is reversible (pi_i P_ij = pi_j P_ji).
     """
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
 
@@ -61,9 +62,9 @@ def spectral_gap(matrices: list[Any], pi: Vector, *, reversible: bool) -> float 
         image = reduce(lambda x, W: W @ x, matrices, vector / root)
         return root * image - root * (root @ vector)
 
-    start = np.random.default_rng(1).standard_normal(nodes)  # fixed: the same report every time
+    start = np.random.default_rng(1).standard_normal(nodes)  # fixed, so that the report is reproducible
     if np.linalg.norm(apply(start)) < 1e-12 * np.linalg.norm(start):
-        return 1.0  # one period averages exactly; ARPACK cannot start from nothing
+        return 1.0  # one period averages exactly; ARPACK cannot start from a zero vector
     operator = LinearOperator((nodes, nodes), matvec=apply, dtype=np.float64)
     try:
         solve = eigsh if reversible else eigs
