@@ -1,1 +1,1 @@
-"""What a run leaves on disk: the record of a round, the run folder, locks and curves. Nothing is trained here."""
+"""What a run writes to disk: round records, the run folder, its lock and curve metrics. Nothing is trained here."""

@@ -1,11 +1,11 @@
-"""What one run's curve comes to: rounds to a target, the best value. Accuracies rise, errors (`falls`) fall."""
+"""Metrics of one run's curve: rounds to target and best value. Accuracies rise; errors (`falls`) fall."""
 
 from collections.abc import Sequence
 from math import fsum
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float | None]:
-    """The mean of each value and the `window - 1` before it; None where there are not that many yet.
+    """Return the mean of each value and the `window - 1` values before it; None for the first `window - 1`.
 
     >>> trailing_mean([1.0, 2.0, 3.0], 2)
     [None, 1.5, 2.5]
@@ -15,10 +15,10 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float | None]:
 
 
 def rounds_to_target(curve: Sequence[float | None], target: float, window: int, *, falls: bool = False) -> int | None:
-    """The first round (1-based) whose trailing mean reaches the target; None if it never does (censored).
+    """Return the first round (from 1) whose trailing mean reaches the target; None if none does (censored).
 
-    `curve` has an entry a round, None where none was measured. The window counts evaluations, so with fewer
-    than one a round it spans more rounds. No value below the window's length is possible.
+    `curve` has one entry per round, None where the round was not evaluated. The window counts evaluations, so it spans
+    more rounds if not every round is evaluated. The result is never smaller than the window.
 
     >>> rounds_to_target([0.1, 0.3, 0.5, 0.7], target=0.4, window=2)
     3
@@ -34,7 +34,7 @@ def rounds_to_target(curve: Sequence[float | None], target: float, window: int, 
 
 
 def best_value(curve: Sequence[float | None], window: int, *, falls: bool = False) -> dict[str, float | int | None]:
-    """The best three ways: of the raw curve (the paper's), of the smoothed one, and the last ten's mean."""
+    """Return the best value of the raw curve (the paper's), of the smoothed curve, and the mean of the last ten."""
     measured = [(value, round) for round, value in enumerate(curve, start=1) if value is not None]
     if not measured:
         return {"best": None, "best_round": None, "best_smoothed": None, "last_10": None}
@@ -51,7 +51,7 @@ def best_value(curve: Sequence[float | None], window: int, *, falls: bool = Fals
 
 
 def rounds_to_grid(accuracy: Sequence[float | None], window: int, step: float = 0.05) -> dict[str, int]:
-    """Rounds to every target of a grid that was reached, so that no single target decides."""
+    """Return the rounds to each target of a grid that was reached, so that no single target decides."""
     count = round(1 / step)
     grid = {f"{i / count:.2f}": rounds_to_target(accuracy, i / count, window) for i in range(1, count)}
     return {target: reached for target, reached in grid.items() if reached is not None}

@@ -1,6 +1,6 @@
-"""Is somebody at work in a run folder? Looked up in the kernel's list, without a lock of our own.
+"""Find out whether a process is working in a run folder, from the kernel's list of locks.
 
-Whoever tries a lock to see whether it is free holds it for that moment, and a run that starts just then is refused.
+Testing a lock by taking it would hold it for a moment, and a run that starts in that moment would be refused.
 """
 
 import os
@@ -11,7 +11,7 @@ LockedFolders = frozenset[tuple[int, int, int]]
 
 
 def locked_folders() -> LockedFolders:
-    """Every file or folder that a process has locked, as device and inode; none where the kernel does not tell."""
+    """Return every locked file or folder as device and inode; empty if the system has no list of locks."""
     try:
         lines = LOCKS.read_text().splitlines()
     except OSError:

@@ -1,16 +1,16 @@
-"""The lines of a file that grows, each read once."""
+"""Read the lines of a growing file, each once."""
 
 import os
 from pathlib import Path
 
 PART = 4_000_000  # bytes read at once
-MARK = 64  # bytes before the place where reading goes on: in another file they differ
+MARK = 64  # bytes before the current offset that are compared; in another file they differ
 
 
 class Tail:
-    """New whole lines at every call; a file in its place, or one that was cut back, is read from its start.
+    """Returns the new complete lines at every call; a replaced or truncated file is read again from its start.
 
-    `begun` counts how often that was so.
+    `begun` counts how often reading started at the beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -20,12 +20,12 @@ class Tail:
         self._mark = b""  # the last bytes that were read
 
     def read(self) -> list[bytes]:
-        """The next lines, at most about `PART` bytes of them; a half-written last one waits for its end."""
+        """Return the next lines, at most about `PART` bytes; an incomplete last line is returned by a later call."""
         try:
             with open(self.path, "rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
                 file.seek(self.offset - len(self._mark))
-                # an inode may be given to the next file, so it alone tells nothing
+                # a new file may get the same inode, so the bytes are compared as well
                 if inode != self._inode or file.read(len(self._mark)) != self._mark:
                     self.offset, self._inode, self._mark = 0, inode, b""
                     self.begun += 1
@@ -33,7 +33,7 @@ class Tail:
                 part = file.read(PART)
                 if len(part) == PART and b"\n" not in part:
                     part += file.readline()
-        except OSError:  # not there yet, or no more
+        except OSError:  # the file does not exist yet, or no longer
             return []
         whole = part[: part.rfind(b"\n") + 1]
         self.offset += len(whole)

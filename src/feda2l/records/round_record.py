@@ -15,7 +15,7 @@ MeanModelScore = Literal["mean_model_accuracy", "mean_model_mse", "mean_model_ma
 LayerColumn = Literal["rate", "multiplier", "divergence", "stability"]
 LayerRows = list[list[float | None]]  # [node][layer]
 
-METRICS: tuple[Metric, ...] = ("accuracy", "mse")  # the score that a run is judged by
+METRICS: tuple[Metric, ...] = ("accuracy", "mse")  # the main score of a classification and of a regression
 SCORES: tuple[Score, ...] = ("accuracy", "mse", "mae", "test_loss")
 MEAN_MODEL: tuple[MeanModelScore, ...] = (
     "mean_model_accuracy",
@@ -37,9 +37,9 @@ RUN_COLUMNS = (*MEAN_MODEL, "disagreement", "multiplier_min", "multiplier_max", 
 
 
 class NodeScores(TypedDict, total=False):
-    """Scores of each node; None for a node that was away, has no sample to be scored on or whose loss overflowed.
+    """Scores of each node; None for a node that was absent, has no test samples or whose loss overflowed.
 
-    `local_` marks scores on the test part of a node's own data, beside those on the test set.
+    The prefix `local_` marks scores on the test part of a node's own data, beside those on the test set.
     """
 
     accuracy: list[float | None]
@@ -53,28 +53,28 @@ class NodeScores(TypedDict, total=False):
 
 
 class NodeColumns(NodeScores):
-    """One entry per node; None for a node that was away."""
+    """One entry per node; None for a node that was absent."""
 
     train_loss: list[float | None]
     bytes_sent: list[int]
-    simulated_seconds: NotRequired[list[float]]  # when the node had completed the round
-    received: NotRequired[list[int | None]]  # of how many other nodes it took the message, where some may be away
-    rejected: NotRequired[list[int | None]]  # how many messages it refused
+    simulated_seconds: NotRequired[list[float]]  # when the node completed the round
+    received: NotRequired[list[int | None]]  # messages received from other nodes, if nodes can be absent
+    rejected: NotRequired[list[int | None]]  # messages rejected
 
 
 class LayerColumns(TypedDict):
-    """One row per node and one column per layer; None for a node that was away."""
+    """One row per node and one column per layer; None for a node that was absent."""
 
     name: list[str]
-    disagreement: NotRequired[list[float]]  # over all nodes; a single peer does not know it
-    rate: LayerRows  # that the round trained with
+    disagreement: NotRequired[list[float]]  # over all nodes; unknown to a single peer
+    rate: LayerRows  # used for training in the round
     multiplier: LayerRows
     divergence: LayerRows  # measured in the round
     stability: LayerRows
 
 
 class RoundScores(TypedDict, total=False):
-    """Means over nodes, and of the first score the standard deviation and the worst node; only in evaluated rounds.
+    """Means over nodes, with the standard deviation and the worst node of the main score; only in evaluated rounds.
 
     A loss that overflowed is null on disk.
     """
@@ -102,19 +102,19 @@ class RoundScores(TypedDict, total=False):
 
 
 class RoundRecord(RoundScores, TheoryQuantities):
-    """A line of `rounds.jsonl`. Keys of a figure that was not measured are absent or null."""
+    """A line of `rounds.jsonl`. Keys that were not measured are absent or null."""
 
     round: int
     train_loss: float | None
-    disagreement: float | None  # null in a peer's record: it needs all models
+    disagreement: float | None  # null in a peer's record, because it needs all models
     bytes_sent: int
-    simulated_seconds: NotRequired[float]  # when the last node had completed the round
+    simulated_seconds: NotRequired[float]  # when the last node completed the round
     multiplier_min: float | None
     multiplier_max: float | None
     multiplier_change: float | None
     nodes: NodeColumns
     layers: LayerColumns
-    received: NotRequired[list[int]]  # in a peer's record: the nodes whose message it took
+    received: NotRequired[list[int]]  # in a peer's record: the nodes whose message it received
 
 
 class NamedRecord(RoundRecord):
@@ -124,13 +124,13 @@ class NamedRecord(RoundRecord):
 
 
 class TimedRecord(RoundRecord):
-    """What a tracker receives: the record and how many seconds the round took."""
+    """What a tracker receives: the record and the seconds of the round."""
 
     seconds: float
 
 
 class Evaluation(RoundScores):
-    """The scores of a run's models, measured again."""
+    """The scores of a run's models, computed after the run."""
 
     round: int
     nodes: NodeScores
@@ -141,7 +141,7 @@ class Evaluation(RoundScores):
 
 
 def missed_round(round: int) -> RoundRecord:
-    """The record of a round that a peer missed, written so that line n stays round n."""
+    """Make the record of a round that a peer missed, so that line n is always round n."""
     return {
         "round": round,
         "train_loss": None,
@@ -157,7 +157,7 @@ def missed_round(round: int) -> RoundRecord:
 
 
 def unscored(record: RoundRecord) -> RoundRecord:
-    """The record as it is when its round is not evaluated."""
+    """Return the record without scores, as in a round that is not evaluated."""
     bare = {key: value for key, value in record.items() if key not in RoundScores.__optional_keys__}
     bare["nodes"] = {key: value for key, value in record["nodes"].items() if key not in NodeScores.__optional_keys__}
     return cast(RoundRecord, bare)
@@ -168,7 +168,7 @@ def update_scores(
     scores: Mapping[str, float | None],
     of_nodes: Mapping[str, list[float | None]] | None = None,
 ) -> None:
-    """Add scores to a record: those of the round, and those of each node."""
+    """Add scores to a record, of the round and of each node."""
     cast(dict[str, object], record).update(scores)
     cast(dict[str, object], record["nodes"]).update(of_nodes or {})
 
@@ -179,13 +179,13 @@ def update_theory(record: RoundRecord, quantities: TheoryQuantities) -> None:
 
 
 def node_scores(nodes: NodeScores, prefix: str = "") -> dict[Score, list[float | None]]:
-    """The scores that a record has of its nodes; `prefix` "local_" selects those on a node's own data."""
+    """Return a record's scores of its nodes; `prefix` "local_" selects those on a node's own data."""
     columns = cast(Mapping[str, list[float | None]], nodes)
     return {name: columns[prefix + name] for name in SCORES if prefix + name in columns}
 
 
 def main_score(scores: RoundScores) -> tuple[Metric, float] | None:
-    """Name and value of the score that a run is judged by; None where nothing was evaluated."""
+    """Return name and value of the main score; None if the round was not evaluated."""
     for metric in METRICS:
         if (value := scores.get(metric)) is not None:
             return metric, value
@@ -193,7 +193,7 @@ def main_score(scores: RoundScores) -> tuple[Metric, float] | None:
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """The values that were measured."""
+    """Return the values that were measured."""
     return [value for value in values if value is not None]
 
 
@@ -201,7 +201,7 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 
 def to_line(line: RoundRecord | RoundTimings) -> str:
-    """A line of JSON, which has no infinity and no NaN: a test loss that overflowed is null."""
+    """Format a line of JSON. JSON has no infinity and no NaN, so a loss that overflowed becomes null."""
     try:
         return json.dumps(line, allow_nan=False) + "\n"
     except ValueError:
@@ -209,7 +209,7 @@ def to_line(line: RoundRecord | RoundTimings) -> str:
 
 
 def from_line(line: str | bytes) -> RoundRecord:
-    """The record of a line. Its keys are not checked: a record of an older version may lack some."""
+    """Parse a line. Its keys are not checked, because a record of an older version may lack some."""
     return cast(RoundRecord, current_record(json.loads(line)))
 
 
@@ -225,9 +225,9 @@ def _finite(value: object) -> object:
 
 
 def round_columns(records: Iterable[RoundRecord]) -> dict[str, list[object]]:
-    """The records as columns with one row per node and round; what belongs to the whole run is repeated on each row.
+    """Return the records as columns with one row per node and round; values of the whole run repeat on each row.
 
-    A node that was away in a round has nulls in its own columns. Columns without any value are left out.
+    A node that was absent in a round has nulls in its columns. Columns without any value are left out.
     """
     columns: dict[str, list[object]] = {name: [] for name in ("round", "node", *ROUND_COLUMNS, *RUN_COLUMNS)}
     for record in records:
@@ -243,9 +243,9 @@ def round_columns(records: Iterable[RoundRecord]) -> dict[str, list[object]]:
 
 
 def layer_columns(records: Iterable[RoundRecord]) -> dict[str, list[object]]:
-    """The records as columns with one row per node, layer and round.
+    """Return the records as columns with one row per node, layer and round.
 
-    `rate` and `multiplier` are those the round trained with; `divergence` and `stability` were measured in it.
+    `rate` and `multiplier` were used for training in the round; `divergence` and `stability` were measured in it.
     """
     columns: dict[str, list[object]] = {name: [] for name in ("round", "node", "layer", *LAYER_COLUMNS)}
     for record in records:

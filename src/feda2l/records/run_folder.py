@@ -1,4 +1,4 @@
-"""A run's folder: the resolved spec, a line a round while it runs, Parquet and a summary when it is done."""
+"""A run's folder: the resolved spec, one line per round, and Parquet tables and a summary at the end."""
 
 import fcntl
 import json
@@ -12,37 +12,37 @@ from feda2l.records.round_timings import RoundTimings
 
 
 class RunFolder:
-    """One folder, one run. Wall-clock goes to `timings.jsonl` and `summary.json` and nowhere else."""
+    """The folder of one run. Wall-clock times are only in `timings.jsonl` and `summary.json`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spec, self.environment, self.summary = path / "spec.toml", path / "environment.json", path / "summary.json"
         self.rounds, self.timings = path / "rounds.jsonl", path / "timings.jsonl"
         self.checkpoint, self.search = path / "checkpoint.safetensors", path / "search.json"
-        self.faults = path / "faults.toml"  # a copy of the fault plan, where there is one
-        # and of what a file lists: the network's links, the topology's edges
+        self.faults = path / "faults.toml"  # a copy of the fault plan, if there is one
+        # copies of the files that list the network's links and the topology's edges
         self.listed = {"network": path / "links.csv", "topology": path / "graph.txt"}
         self.rounds_table, self.layers_table = path / "rounds.parquet", path / "layers.parquet"
         self._lock: int | None = None
 
     def tracker(self, name: str) -> Path:
-        """What a tracker remembers of the run between two starts; nothing else reads it."""
+        """Return the file in which a tracker keeps its state between two starts of the run."""
         return self.path / f"tracker-{name}.json"
 
     @property
     def started(self) -> bool:
-        return os.path.exists(self.spec)  # False also for a path that cannot be asked about
+        return os.path.exists(self.spec)  # also False for a path that cannot be read
 
     @property
     def occupied(self) -> bool:
-        """Does the folder hold anything but what a killed process had half written?"""
+        """Whether the folder holds anything beside partial files of a killed process."""
         try:
             return any(path.suffix != ".partial" for path in self.path.iterdir())
-        except OSError:  # not there, no folder or not to be read: `open` says which
+        except OSError:  # missing, not a folder or unreadable: `open` reports which
             return False
 
     def open(self) -> None:
-        """Make the folder and take it for this process; a second one is refused."""
+        """Create the folder and lock it for this process; a second process is refused."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path, os.O_RDONLY)
@@ -50,7 +50,7 @@ class RunFolder:
             if not os.access(self.path, os.W_OK):
                 raise PermissionError(13, "Permission denied")
         except BlockingIOError as error:
-            raise Busy(f"{self.path}: another process is running this run; wait for it or stop it") from error
+            raise Busy(f"{self.path}: another process is working on this run; wait for it or stop it") from error
         except OSError as error:
             raise FedA2LError(
                 f"--out {self.path}: the run folder cannot be written: {error.strerror}", see="cannot-write"
@@ -62,7 +62,7 @@ class RunFolder:
             self._lock = None
 
     def write(self, path: Path, content: bytes) -> None:
-        """Replace a file at once: a crash leaves the old one or the new one."""
+        """Replace a file atomically: after a crash it has the old content or the new content."""
         temporary = path.with_name(path.name + ".partial")
         try:
             temporary.write_bytes(content)
@@ -85,7 +85,7 @@ class RunFolder:
                 ) from error
 
     def sync(self) -> None:
-        """Bring the rounds to the disk before the checkpoint that counts on them."""
+        """Flush the rounds to disk, before a checkpoint that relies on them."""
         for path in (self.rounds, self.timings):
             try:
                 with open(path, "ab") as file:
@@ -94,17 +94,17 @@ class RunFolder:
                 raise RunFailed(f"{path}: cannot be written: {error.strerror}", see="cannot-write") from error
 
     def cut_back(self, round: int, due: Callable[[int], bool]) -> None:
-        """Keep the lines up to a round: what was written after the checkpoint is computed again.
+        """Keep the lines up to a round; rounds after the checkpoint are computed again.
 
-        A run that is made longer forgets the scores of its former last round, unless they are `due` anyway.
+        If a run is extended, the scores of its former last round are removed unless that round is `due` anyway.
         """
         for path in (self.rounds, self.timings):
             lines = _lines(path)
             kept = [line for line in lines[:round] if line.endswith(b"\n")]
             if len(kept) < round and path == self.rounds:
                 raise FedA2LError(
-                    f"{path}: holds {len(kept)} whole rounds, but the checkpoint is at round {round}; "
-                    "restore the file from a copy, or start anew in another folder",
+                    f"{path}: has {len(kept)} complete rounds, but the checkpoint is at round {round}; "
+                    "restore the file from a copy, or start again in another folder",
                     see="records-damaged",
                 )
             _check_numbers(path, kept)
@@ -117,17 +117,17 @@ class RunFolder:
                 self.write(path, b"".join(kept))
 
     def read(self) -> list[RoundRecord]:
-        """The records of all rounds; a half-written last line is left out."""
+        """Return the records of all rounds; an incomplete last line is left out."""
         return [from_line(line) for line in _whole_lines(self.rounds)]
 
     def read_timings(self) -> list[RoundTimings]:
-        """The timings of all rounds; a half-written last line is left out."""
+        """Return the timings of all rounds; an incomplete last line is left out."""
         return [json.loads(line) for line in _whole_lines(self.timings)]
 
     def write_tables(self) -> bool:
         """Write `rounds.parquet` (one row per node and round) and `layers.parquet` (one per node, layer and round).
 
-        False where polars is not installed: the lines hold everything, and the tables can be made elsewhere.
+        Returns False if polars is not installed; `rounds.jsonl` holds everything that the tables are made from.
         """
         try:
             import polars
@@ -153,12 +153,12 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file; a half-written last one is left out."""
+    """Return the lines of a file; an incomplete last line is left out."""
     return [line for line in _lines(path) if line.endswith(b"\n")]
 
 
 def _check_numbers(path: Path, lines: list[bytes]) -> None:
-    """Every kept line must be the round it stands for."""
+    """Check that every kept line is the record of its round."""
     for number, line in enumerate(lines, start=1):
         try:
             found = json.loads(line)["round"]
@@ -168,5 +168,5 @@ def _check_numbers(path: Path, lines: list[bytes]) -> None:
             ) from error
         if found != number:
             raise FedA2LError(
-                f"{path}: line {number} should be round {number}, it is round {found}", see="records-damaged"
+                f"{path}: line {number} should be round {number}, but it is round {found}", see="records-damaged"
             )

@@ -1,4 +1,4 @@
-"""Signals -> the next round's rates (Algorithm 1, lines 11 to 16), and what the record says of the layers."""
+"""From signals to the rates of the next round (Algorithm 1, lines 11 to 16), and the layers' columns of the record."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,25 +9,25 @@ from torch import Tensor
 from feda2l.equations import Signals
 from feda2l.round.run import LiveRun, NonFinite
 
-Row = list[float | None]  # by layer
+Row = list[float | None]  # one entry per layer
 
 
 class Adapted(NamedTuple):
-    """What a round made of one node's layers; None where it was absent or had nothing to observe."""
+    """The values of one node's layers in a round; None where the node was absent or received nothing."""
 
-    rate: Row  # that the round trained with
+    rate: Row  # used for training in the round
     multiplier: Row
     divergence: Row
     stability: Row
-    least: float | None  # multiplier
-    largest: float | None
-    change: float | None  # the largest of a multiplier
+    least: float | None  # smallest multiplier
+    largest: float | None  # largest multiplier
+    change: float | None  # largest change of a multiplier
 
 
 def first_non_finite(
     run: LiveRun, nodes: Sequence[int], losses: Sequence[float], divergence: Tensor
 ) -> NonFinite | None:
-    """The first node and layer, by id, whose training became infinite or not a number."""
+    """Find the first node and layer, by id, in which training produced an infinite value or NaN."""
     layers, finite = run.plan.layers, divergence[list(nodes)].isfinite() & torch.tensor(losses).isfinite().unsqueeze(1)
     broken = (~finite).nonzero()
     place = None
@@ -41,9 +41,9 @@ def first_non_finite(
 
 
 def adapt(run: LiveRun, nodes: Sequence[int], signals: Signals, *, jumped: bool) -> list[Adapted]:
-    """Complete the round: nodes that mixed with somebody observe and adapt, the others that acted skip the round.
+    """Complete the round: nodes that received something adapt their rates, the other present nodes skip the round.
 
-    Absent nodes stand still. A node that `jumped` has its round and rates from the exchange.
+    Absent nodes do not change. A node that `jumped` took its round and its rates from the exchange.
     """
     state, rates = run.state, run.state.rates
     before, trained_with = rates.rates, rates.multiplier.clone()
@@ -55,7 +55,7 @@ def adapt(run: LiveRun, nodes: Sequence[int], signals: Signals, *, jumped: bool)
         rates.advance(state.round, signals, mixed, [node for node in nodes if node not in observing])
     least, largest = trained_with.amin(dim=1), trained_with.amax(dim=1)
     change = (rates.multiplier - trained_with).abs_().amax(dim=1)
-    # one list of each tensor, not one of each row: a network may have thousands of nodes
+    # one list per tensor, not one per row: a network may have thousands of nodes
     tensors = before, trained_with, signals.divergence, signals.stability, least, largest, change
     adapted = [Adapted(*own) for own in zip(*(values.tolist() for values in tensors), strict=True)]
     if len(observing) == run.plan.nodes:

@@ -1,4 +1,4 @@
-"""Neighbours' trained states -> aggregated (Algorithm 1, lines 5 to 7)."""
+"""From the neighbours' trained states to the aggregated state (Algorithm 1, lines 5 to 7)."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,9 +12,9 @@ from feda2l.round.run import LiveRun
 
 
 def aggregate(run: LiveRun, nodes: Sequence[int]) -> bool:
-    """T -> A at the nodes that act, and what travels beside the parameters; all others stay as they are.
+    """Aggregate T -> A at the present nodes, with all that travels beside the parameters; absent nodes do not change.
 
-    A round mixes `gossip` times; weights that an algorithm chooses are those of its first exchange. False where the
+    A round mixes `gossip` times. Weights that an algorithm chooses apply to the first exchange. Returns False if the
     exchange took over the network's state instead.
     """
     absent = [] if len(nodes) == run.plan.nodes else sorted(set(range(run.plan.nodes)) - set(nodes))
@@ -26,11 +26,11 @@ def aggregate(run: LiveRun, nodes: Sequence[int]) -> bool:
 
 
 def _mix(run: LiveRun, nodes: Sequence[int]) -> bool:
-    """The same for the rows of all nodes here; those of absent ones mean nothing."""
+    """Aggregate the rows of all nodes in this process; rows of absent nodes are meaningless and restored afterwards."""
     exchange, algorithm, view = run.exchange, run.plan.algorithm, run.view(nodes)
     published = algorithm.publish(view)
     rows: Rows = published | run.beside()
-    # a plain average is written where it belongs: one state less in memory
+    # a plain average is written in place, which saves the memory of one state
     into = {"model": view.base} if algorithm.averages_plainly else {}
     for step in range(algorithm.gossip):
         if not exchange.publish(run, rows, step):
@@ -50,16 +50,16 @@ def _mix(run: LiveRun, nodes: Sequence[int]) -> bool:
 
 
 def _combined(run: LiveRun, nodes: Sequence[int]) -> Rows:
-    """The model that the algorithm makes of all received states, in place of their weighted mean."""
+    """Combine all received states with the algorithm's own rule, which replaces their weighted mean."""
     model = torch.zeros_like(run.state.trained)
     model[list(nodes)] = torch.stack(_of_each(run, nodes, run.plan.algorithm.combine))
     return {"model": model}
 
 
 def _of_each(run: LiveRun, nodes: Sequence[int], hook: Callable[[Neighbourhood], Tensor]) -> list[Tensor]:
-    """The hook's value at each node.
+    """Return the hook's value at each node.
 
-    Nodes that receive the same from the same state have the same value: on a full graph one computes it for all.
+    Nodes with equal states that receive the same states have the same value, so on a full graph it is computed once.
     """
     state = run.state
     small_state = [values.nan_to_num(nan=-torch.inf) for values in state.small_state.values()]  # NaN equals nothing

@@ -1,4 +1,4 @@
-"""What the processes that hold one run's nodes must know of each other. In one process nothing has to be said."""
+"""Operations over all nodes of a run, which may be on several processes. `OneProcess` needs no communication."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -11,26 +11,26 @@ T = TypeVar("T")
 
 
 class Collectives(Protocol):
-    """Operations over all nodes of a network. Every process calls them in the same order."""
+    """Operations over all nodes of a network; every process must call them in the same order."""
 
     def mean(self, rows: Tensor) -> Tensor:
-        """The mean over nodes of [nodes, ...]; of integers, the first node's."""
+        """Return the mean over nodes of [nodes, ...]; for integers, the value of the first node."""
 
     def agree(self, state: Sequence[Tensor] | None) -> bool:
-        """Do all nodes hold one state? `state` is that of the nodes here; None if they differ among themselves."""
+        """Return whether all nodes hold one state. `state` is that of the nodes here; None if these differ."""
 
     def first(self, place: int | None) -> int | None:
-        """The smallest place that any process names; None if none does."""
+        """Return the smallest place that any process passes; None if no process passes one."""
 
     def of_all(self, values: Sequence[T]) -> list[T]:
-        """One value per node here -> one per node of the network, at every process."""
+        """Gather one value per node, in the order of ids, at every process."""
 
     def at_leader(self, values: Sequence[T]) -> list[T] | None:
-        """The same at the process that records alone; None elsewhere."""
+        """Gather one value per node at the process that writes the records; None elsewhere."""
 
 
 class OneProcess:
-    """All nodes are here."""
+    """All nodes are in this process."""
 
     def mean(self, rows: Tensor) -> Tensor:
         return exact_mean(rows) if rows.is_floating_point() else rows[0]

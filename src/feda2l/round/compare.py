@@ -1,4 +1,4 @@
-"""How the nodes' models compare at the end of a round: which are equal, their mean, how far they are from it."""
+"""Compare the nodes' models: which are equal, their mean, and their distances to it."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from feda2l.round.run import LiveRun, ModelComparison
 
 
 def compare(run: LiveRun) -> None:
-    """Find which nodes hold the same model; where not all do, write the mean model where the engine finds it."""
+    """Find the nodes that hold the same model; if not all do, write the mean model where the engine reads it."""
     state, population = run.state, run.state.population
     models = state.models()
     same = first_equal(models)
@@ -23,7 +23,7 @@ def compare(run: LiveRun) -> None:
 
 
 def distances(run: LiveRun) -> Tensor:
-    """||theta_i - mean||^2 of every layer, [counted nodes, layers]; 0 where all are equal."""
+    """Compute ||theta_i - mean||^2 per layer, [counted nodes, layers]; 0 if all models are equal."""
     counted = list(run.counted)
     if run.compared.agreed:
         return torch.zeros(len(counted), len(run.plan.layers), dtype=torch.float64)
@@ -31,9 +31,9 @@ def distances(run: LiveRun) -> Tensor:
 
 
 def first_equal(matrices: list[Tensor]) -> list[int]:
-    """For each row of the first matrix the first row that is equal to it, there and in every other tensor."""
+    """For each row, return the first row that equals it in all of these tensors."""
     width = matrices[0].shape[1]
-    probe = matrices[0][:, :: max(1, width // 64)].cpu()  # a few columns distinguish most models
+    probe = matrices[0][:, :: max(1, width // 64)].cpu()  # a few columns tell most models apart
     found: dict[bytes, list[int]] = {}
     first = []
     for row in range(len(probe)):

@@ -1,6 +1,6 @@
-"""The two signals' sums as one Triton kernel each: a pass over two states of all rows. Only imported on a GPU.
+"""The sums behind both signals as one Triton kernel each, in one pass over two states. Only imported on a GPU.
 
-Written out in torch they take twenty launches, more than one hundredth of a small model's round.
+The same operations in torch take twenty kernel launches, more than a hundredth of a small model's round.
 """
 
 import torch
@@ -37,7 +37,7 @@ def _stability(trained, aggregated, sums, width, stride, TAU: tl.constexpr, SIZE
     mask = place < width
     before = tl.load(trained + row * stride + place, mask=mask, other=0.0)
     after = tl.load(aggregated + row * stride + place, mask=mask, other=0.0)
-    corrected = tl.where(tl.abs(after - before) < TAU, 0.0, 1.0)  # not a number counts as corrected
+    corrected = tl.where(tl.abs(after - before) < TAU, 0.0, 1.0)  # NaN counts as corrected
     blocks: tl.constexpr = SIZE // BLOCK
     block = tl.program_id(0) * blocks + tl.arange(0, blocks)
     target = sums + row * (width // BLOCK) + block
@@ -46,7 +46,7 @@ def _stability(trained, aggregated, sums, width, stride, TAU: tl.constexpr, SIZE
 
 
 def divergence_blocks(base: Tensor, trained: Tensor, eps: float) -> Tensor:
-    """Sums of (T - B)^2 and of (B + eps)^2 over every aligned block of columns: [2, rows, blocks], float64."""
+    """Sum (T - B)^2 and (B + eps)^2 over every aligned block of columns: [2, rows, blocks], float64."""
     rows, width = base.shape
     sums = torch.empty(2, rows, width // ALIGNMENT, dtype=torch.float64, device=base.device)
     grid = (triton.cdiv(width, SIZE), rows)
@@ -55,7 +55,7 @@ def divergence_blocks(base: Tensor, trained: Tensor, eps: float) -> Tensor:
 
 
 def stability_blocks(trained: Tensor, aggregated: Tensor, threshold: float) -> Tensor:
-    """How many of every aligned block's parameters aggregation moved by `threshold` or more: [1, rows, blocks]."""
+    """Count the parameters that aggregation moved by `threshold` or more, per aligned block: [1, rows, blocks]."""
     rows, width = trained.shape
     sums = torch.empty(1, rows, width // ALIGNMENT, dtype=torch.float64, device=trained.device)
     grid = (triton.cdiv(width, SIZE), rows)

@@ -1,11 +1,11 @@
-"""The mean over nodes, with the same bits in whatever order they are added."""
+"""A mean over nodes whose bits do not depend on the order of summation."""
 
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-HEIGHT, WIDTH = 32, 1 << 13  # of what is taken to float64 at a time
+HEIGHT, WIDTH = 32, 1 << 13  # size of a tile that is converted to float64
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -13,11 +13,11 @@ Reduce = Callable[[Tensor], Tensor]
 def exact_mean(
     rows: Tensor, *, count: int | None = None, largest: Reduce | None = None, total: Reduce | None = None
 ) -> Tensor:
-    """The mean over [nodes, ...], in its dtype; over `count` nodes of which others have the rest.
+    """Compute the mean over [nodes, ...] in its dtype; with `count`, over so many nodes on several processes.
 
-    With M = max |x| of a column and a = 2^b M, 2^b > 4 nodes, every x is rounded to (x + a) - a: to a multiple of
-    a 2^-53 at worst. Sums of these are exact in float64, so their order does not matter: `largest` and `total` may
-    take M and the sum over other processes. What is rounded away, 2^(b - 53) M, is far below a float32.
+    Let M = max |x| of a column and a = 2^b M with 2^b > 4 nodes. Every x is rounded to (x + a) - a, a multiple of
+    a 2^-53 at worst. Sums of such values are exact in float64, so their order does not matter. `largest` and
+    `total` reduce M and the sum over processes. The rounding error is 2^(b - 53) M, far below float32 precision.
 
     >>> x = torch.tensor([[1e-8], [1.0], [-1.0]])
     >>> torch.equal(exact_mean(x), exact_mean(x[[2, 0, 1]]))
@@ -36,7 +36,7 @@ def exact_mean(
 
 
 def _tiles(matrix: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """Parts of a matrix that stay in the cache, and their columns; on a GPU few and large ones."""
+    """Yield tiles of a matrix that fit the cache, and their columns; on a GPU, fewer and larger tiles."""
     wide = WIDTH if matrix.device.type == "cpu" else 128 * WIDTH
     for start in range(0, matrix.shape[1], wide):
         columns = slice(start, start + wide)

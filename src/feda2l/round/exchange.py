@@ -1,7 +1,7 @@
-"""How states reach a node's neighbours (Algorithm 1, line 5): the seam between what a node computes and where it runs.
+"""The exchange of states (Algorithm 1, line 5): it separates what a node computes from where it runs.
 
-The implementations: `simulate.exchange` (all nodes in one process; some of them absent), `distributed.exchange` (nodes
-on other ranks) and `peer.exchange` (neighbours over a network).
+Implementations: `simulate.exchange` (all nodes in one process, with or without absences), `distributed.exchange` (nodes
+on several ranks) and `peer.exchange` (neighbours over a network).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,95 +16,95 @@ from feda2l.rates.base import Rates, Rule, Setting
 if TYPE_CHECKING:
     from feda2l.round.run import LiveRun, RunPlan, RunState
 
-Rows = dict[str, Tensor]  # what travels, by name: [nodes, ...]; "model" becomes the aggregated state
-STATISTICS, OPTIMIZER = "buffers.", "optimizer."  # prefixes of what travels beside the published rows
+Rows = dict[str, Tensor]  # published values by name, [nodes, ...]; "model" becomes the aggregated state
+STATISTICS, OPTIMIZER = "buffers.", "optimizer."  # prefixes of the values that travel beside the published rows
 
 
 class Received(NamedTuple):
-    """What one node received in an exchange from its closed neighbourhood, itself included, in ascending id."""
+    """The states that one node received in an exchange, its own included, in ascending id."""
 
-    node: int  # its place among the nodes here
+    node: int  # its index among the nodes in this process
     ids: tuple[int, ...]
-    weights: Tensor  # what the topology gives each, [k], float64
-    samples: Tensor  # training samples of each, [k], float64
-    states: Callable[[str], Tensor]  # what they published under a name, [k, ...]
+    weights: Tensor  # the topology's weights, [k], float64
+    samples: Tensor  # numbers of training samples, [k], float64
+    states: Callable[[str], Tensor]  # the values published under a name, [k, ...]
 
 
 class MessageCounts(NamedTuple):
-    """Messages of a round, by node; None for an absent one."""
+    """Messages of a round per node; None for an absent node."""
 
-    received: list[int | None]  # of how many other nodes it took the message
-    rejected: list[int | None]  # how many it refused
+    received: list[int | None]  # messages that the node received from other nodes
+    rejected: list[int | None]  # messages that the node rejected
 
 
 class Exchange(Protocol):
-    """Publish, receive and mix the states of a run's nodes, and say which nodes are present."""
+    """Publishes, receives and mixes the states of a run's nodes, and knows which nodes are present."""
 
     @property
     def clock(self) -> Clock | None:
-        """The simulated time of the whole network, where it is simulated."""
+        """The clock of the whole network if time is simulated."""
 
     def start_rates(self, rule: Rule, setting: Setting) -> Rates:
-        """The rate rule at its start: one for all nodes, or one per node where nodes may miss rounds."""
+        """Start the rate rule: one for all nodes, or one per node if nodes may miss rounds."""
 
     def join(self, plan: "RunPlan", state: "RunState") -> None:
-        """The run has its rows now."""
+        """Called once the run has its rows in the population."""
 
     def present(self, round: int) -> Sequence[int]:
-        """The nodes here that act in a round."""
+        """Return the nodes in this process that take part in a round."""
 
     def counted(self, present: Sequence[int]) -> Sequence[int]:
-        """The nodes here whose models count as the network's, when these are present."""
+        """Return the nodes here whose models count in scores and means, given those that are present."""
 
     def begin(self, run: "LiveRun", nodes: Sequence[int]) -> None:
-        """Before a round: nodes that return start from their neighbours' states."""
+        """Prepare a round: nodes that return start from their neighbours' states."""
 
     def publish(self, run: "LiveRun", rows: Rows, step: int) -> bool:
-        """Let neighbours see these rows, and receive theirs.
+        """Send these rows to the neighbours and receive theirs.
 
-        False where the node took over the network's state instead: then nothing is aggregated.
+        Returns False if the node took over the network's state instead; then nothing is aggregated.
         """
 
     def received(self, nodes: Sequence[int]) -> Iterator[Received]:
-        """What each of these nodes received."""
+        """Yield the states that each of these nodes received."""
 
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
-        """Replace the topology's weights for the rest of the round: by node, [k] over its closed neighbourhood."""
+        """Replace the topology's weights for the rest of the round: by node, [k] over the states it received."""
 
     def mix(self, into: Rows) -> Rows:
-        """The weighted mean of what each node received, by name; written to `into` where it has the name."""
+        """Return the weighted means of the received states by name; a name in `into` is written there."""
 
     def mixed(self, round: int, nodes: Sequence[int]) -> Sequence[int]:
-        """Those of the nodes that received something in this round, and so have something to observe."""
+        """Return those of the nodes that received something in this round and so can observe signals."""
 
     def end(self, run: "LiveRun", nodes: Sequence[int]) -> None:
-        """The round is aggregated."""
+        """Called once the round is aggregated."""
 
     def bytes_sent(self, run: "LiveRun") -> list[int]:
-        """Bytes that each node of the network sent in the round that was just completed."""
+        """Return the bytes that each node of the network sent in the round that was just completed."""
 
     def message_counts(self, round: int) -> MessageCounts | None:
-        """The messages that each node took and refused in a round, where some may be absent."""
+        """Return the messages that each node received and rejected in a round; None if no node can be absent."""
 
     def kept(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the exchange, by name; restored in place."""
+        """Return the exchange's part of a checkpoint by name; it is restored in place."""
 
 
 def published(rows: Rows) -> Rows:
-    """What the algorithm published, without what travels beside it."""
+    """Return only the rows that the algorithm published."""
     return {name: values for name, values in rows.items() if not name.startswith((STATISTICS, OPTIMIZER))}
 
 
 class Mixes(Protocol):
-    """W, or some rows of it."""
+    """W or some of its rows."""
 
     def apply(self, trained: Tensor, round: int, out: Tensor) -> None: ...
 
 
 def mix_rows(mixing: Mixes, round: int, rows: Rows, into: Rows) -> Rows:
-    """W applied to all that was published: [nodes, ...] by name.
+    """Apply W to everything that was published: [nodes, ...] by name.
 
-    Statistics of one dtype are mixed as one matrix: forty small ones take a GPU forty times as long.
+    Statistics of one dtype are mixed as one matrix, because forty small matrices take a GPU forty times as long.
     """
     mixed: Rows = {}
     small: dict[torch.dtype, list[str]] = {}

@@ -1,8 +1,8 @@
-"""The layout of a node's parameters in one flat row, and the three states of a round.
+"""The layout of a node's parameters in one flat row.
 
-A network is a matrix: a row for each node, a column for each parameter. A round takes it through three states,
-base B (before local training), trained T (after it) and aggregated A (after mixing with the neighbours); A is
-the next round's B.
+A network is a matrix with one row per node and one column per parameter. A round takes it through three states: base B
+(before local training), trained T (after it) and aggregated A (after mixing with the neighbours). A is B of the next
+round.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ALIGNMENT = 64  # elements: 256 bytes of float32, so that every tensor starts on
 
 
 class Segment(NamedTuple):
-    """Neighbouring columns [start, stop) that hold `size` parameters; the rest is padding, which is always 0."""
+    """Adjacent columns [start, stop) that hold `size` parameters; the rest is padding, which is always 0."""
 
     start: int
     stop: int
@@ -26,7 +26,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor lies in a row."""
+    """The place of one tensor in a row."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,15 +45,15 @@ class Slot:
         return self.start + -(-self.size // ALIGNMENT) * ALIGNMENT
 
     def view(self, rows: Tensor) -> Tensor:
-        """The tensor as a view: [..., width] -> [..., *shape].
+        """Return the tensor as a view: [..., width] -> [..., *shape].
 
-        Convolution kernels lie channels-last in memory, which is how the fast convolutions want them.
+        Convolution kernels are stored channels-last, as the fast convolutions need them.
         """
         stored = self.stored(rows)
         return stored.movedim(-1, -3) if len(self.shape) == 4 else stored
 
     def stored(self, rows: Tensor) -> Tensor:
-        """The tensor as it lies in memory: a kernel is [..., outputs, height, width, inputs]."""
+        """Return the tensor in storage order: a kernel is [..., outputs, height, width, inputs]."""
         columns = rows[..., self.start : self.start + self.size]
         if not self.shape:
             return columns.squeeze(-1)
@@ -63,7 +63,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of a row: the trainable parameters of a model, in `named_parameters` order, each aligned."""
+    """The columns of a row: a model's trainable parameters in `named_parameters` order, each aligned."""
 
     slots: tuple[Slot, ...]
 
@@ -87,22 +87,22 @@ class Layout:
         return [slot.view(rows) for slot in self.slots]
 
     def columns(self) -> Tensor:
-        """The columns that hold a parameter."""
+        """Return the columns that hold a parameter."""
         return torch.cat([torch.arange(slot.start, slot.start + slot.size) for slot in self.slots])
 
     def expand(self, values: Tensor) -> Tensor:
-        """A value a tensor -> a value a column: [..., slots] -> [..., width]."""
+        """Expand one value per tensor to one value per column: [..., slots] -> [..., width]."""
         widths = torch.tensor([slot.stop - slot.start for slot in self.slots], device=values.device)
         return values.repeat_interleave(widths, dim=-1, output_size=self.width)
 
     def layer_of_slots(self, layers: list[Layer]) -> list[int]:
-        """The number of the layer that each slot belongs to."""
+        """Return the index of the layer that each slot belongs to."""
         owner = {tensor: number for number, layer in enumerate(layers) for tensor in layer.tensors}
         # an empty tensor belongs to no layer: any rate will do
         return [owner[slot.name] if slot.size else 0 for slot in self.slots]
 
     def segments(self, tensors: tuple[str, ...]) -> list[Segment]:
-        """The columns of these tensors, neighbours joined: one segment for a layer of neighbouring tensors."""
+        """Return the columns of these tensors; adjacent tensors are joined into one segment."""
         wanted = set(tensors)
         joined: list[Segment] = []
         for slot in self.slots:

@@ -1,4 +1,4 @@
-"""What an algorithm changes in a training step: its objective, where the gradient is taken, which way it points."""
+"""An algorithm's part in a training step: the point at which the gradient is taken, and its direction."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,10 +11,10 @@ Views = Callable[[Tensor], list[Tensor]]
 
 
 class LocalStep:
-    """An algorithm's part in the steps of some rows, over their flat states [..., width].
+    """An algorithm's part in the training steps of some rows, over their flat states [..., width].
 
-    `views` splits such a state into the model's tensors. What a step hands on keeps its place in memory, so a step can
-    be captured once and replayed.
+    `views` splits such a state into the model's tensors. Results keep their place in memory, so that a step can be
+    captured once and replayed.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class LocalStep:
     def modified_gradients(
         self, gradients: Sequence[Tensor], again: Callable[[], Sequence[Tensor]]
     ) -> Sequence[Tensor]:
-        """What the optimiser is given, from the gradients at x; `again` gives those at the `climbed` point."""
+        """Compute the optimizer's gradients from those at x; `again` returns the gradients at the `climbed` point."""
         with torch.no_grad():
             if self.perturbed is not None:
                 self._collect(gradients)

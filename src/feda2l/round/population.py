@@ -1,4 +1,4 @@
-"""Theta: all nodes of all packed runs as rows of matrices in memory that worker processes share."""
+"""All nodes of all packed runs as rows of matrices, in memory that worker processes share."""
 
 import math
 import mmap
@@ -14,7 +14,7 @@ OPTIMIZER_STATE = {"sgd": ("momentum",), "adam": ("first", "second"), "adamw": (
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros in anonymous shared memory: forked workers see it, and the kernel frees it with the last process."""
+    """Allocate zeros in anonymous shared memory: forked workers see it, and it is freed with the last process."""
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return torch.zeros(shape, dtype=dtype)
@@ -22,9 +22,10 @@ def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class Population:
-    """The states of every node: parameters twice (B becomes A while T stands), optimiser memory, buffers.
+    """The states of every node: parameters twice, optimizer state, algorithm state and buffers.
 
-    `base` holds B at the start of a round and A after mixing; `trained` holds T; `state` what algorithms remember.
+    `base` holds B at the start of a round and A after mixing; `trained` holds T. `memory` is the optimizer state and
+    `state` the algorithm state.
     """
 
     def __init__(
@@ -50,14 +51,14 @@ class Population:
         self.trained = zeros(rows, width)
         self.optimizer_state = {name: zeros(rows, width) for name in OPTIMIZER_STATE[optimizer]}
         self.algorithm_state = {name: zeros(rows, width) for name in state}
-        self.steps = zeros(rows, dtype=torch.float32)  # of Adam; a float because torch's fused kernel counts so
+        self.steps = zeros(rows, dtype=torch.float32)  # of Adam; float32, as torch's fused kernel requires
         self.mean = zeros(runs, width)
         buffers = list(model.named_buffers())
         self.buffers = {name: zeros(rows, *buffer.shape, dtype=buffer.dtype) for name, buffer in buffers}
         self.mean_buffers = {name: zeros(runs, *buffer.shape, dtype=buffer.dtype) for name, buffer in buffers}
 
     def place(self, row: int, model: nn.Module) -> None:
-        """Copy a model's parameters and buffers into a row."""
+        """Copy a model's parameters and buffers to a row."""
         values = dict(model.named_parameters())
         for slot in self.layout.slots:
             slot.view(self.base[row]).copy_(values[slot.name].detach())
@@ -66,17 +67,17 @@ class Population:
 
 
 def is_batch_count(buffer: str) -> bool:
-    """Is this buffer the number of batches that a normalisation module has seen? Nothing but its training reads it."""
+    """Return whether a buffer counts the batches of a normalization module; only training reads that count."""
     return buffer.rpartition(".")[2] == "num_batches_tracked"
 
 
 def averaged_buffers(model: nn.Module) -> list[str]:
-    """The statistics that `buffers = "average"` mixes: running mean and variance of normalisation modules."""
+    """Return the statistics that `buffers = "average"` mixes: running mean and variance of normalization modules."""
     return [name for name, _ in model.named_buffers() if name.rpartition(".")[2] in ("running_mean", "running_var")]
 
 
 def point(model: nn.Module, parameters: list[Tensor], buffers: dict[str, Tensor]) -> list[nn.Parameter]:
-    """Make a model's trainable parameters and its buffers views of these tensors; returns the parameters."""
+    """Make a model's trainable parameters and buffers views of these tensors, and return the parameters."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter, tensor in zip(trainable, parameters, strict=True):
         parameter.data = tensor

@@ -1,4 +1,4 @@
-"""The record of a round: what every round says, and how scores enter it."""
+"""Make the record of a round and add scores to it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], adapted: Sequence[Adapted]) -> RoundRecord:
-    """What every round records: losses, disagreement, bytes, multipliers, and the layers' rates and signals.
+    """Record a round: losses, disagreement, bytes, multipliers, and the rates and signals of the layers.
 
-    D = (1/N) sum_i ||theta_i - mean||^2 of each layer, over the aggregated models of the nodes that count. Where time
-    is simulated: when each node had completed the round, and when the last one had.
-    At a process that does not record it holds the round's number alone.
+    The disagreement of each layer is (1/N) sum_i ||theta_i - mean||^2 over the aggregated models of the nodes that
+    count. If time is simulated, the record says when each node and when the last node completed the round. At a process
+    that does not write records, only the number of the round is set.
     """
     plan, exchange, round = run.plan, run.exchange, run.state.round
     by_node = zip(
@@ -69,9 +69,9 @@ def _node_columns(run: LiveRun, losses: list[float | None], sent: list[int]) -> 
 
 
 def add_scores(record: RoundRecord | Evaluation, prefix: str, found: Sequence[Mapping[str, float] | None]) -> None:
-    """Put what was measured at every node into a record, and its mean, standard deviation and worst over nodes.
+    """Add every node's scores to a record, and the mean, standard deviation and worst value over nodes.
 
-    `found` holds nothing for a node that was absent or has no sample to be scored on.
+    `found` is None or empty for a node that was absent or has no samples to be scored on.
     """
     measured = [values for values in found if values]
     if not measured:
@@ -86,7 +86,7 @@ def add_scores(record: RoundRecord | Evaluation, prefix: str, found: Sequence[Ma
 
 
 def spread(count: int, nodes: Sequence[int], values: Sequence[T]) -> list[T | None]:
-    """Values of these nodes among so many; None for the others."""
+    """Spread the values of these nodes over a list of all `count` nodes; None for the others."""
     if len(nodes) == count:
         return list(values)
     spread: list[T | None] = [None] * count
@@ -96,5 +96,5 @@ def spread(count: int, nodes: Sequence[int], values: Sequence[T]) -> list[T | No
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean over nodes of a figure."""
-    return math.fsum(values) / len(values)  # exact: plain sums differ between Python versions
+    """Return the mean over nodes."""
+    return math.fsum(values) / len(values)  # exact, because plain sums differ between Python versions

@@ -14,14 +14,14 @@ from feda2l.round.run import LiveRun, TrainJob
 
 
 class Turn(NamedTuple):
-    """A run and those of its nodes that act in the coming round."""
+    """A run and the nodes that take part in its coming round."""
 
     run: LiveRun
     nodes: Sequence[int]
 
 
 class Completed(NamedTuple):
-    """A run's round: its record (None if the run diverged in it) and how many seconds each part took."""
+    """A completed round of a run: its record (None if a value became non-finite) and the seconds of each part."""
 
     run: LiveRun
     record: RoundRecord | None
@@ -32,16 +32,16 @@ class Trainer(Protocol):
     """Trains the rows of a population in place."""
 
     def train(self, jobs: Mapping[int, Sequence[TrainJob]]) -> Mapping[int, list[float]]:
-        """base -> trained for the jobs of each run; the mean training loss of each job, by run."""
+        """Train base -> trained for the jobs of each run; return the mean training loss of each job, by run."""
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
-        """Estimate normalization statistics again from each node's own samples."""
+        """Re-estimate the normalization statistics from each node's own samples."""
 
 
 def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
-    """Local training -> sigma -> exchange and aggregation -> zeta -> adapt -> record, at the nodes that act.
+    """Play one round: local training, sigma, exchange and aggregation, zeta, new rates, record.
 
-    The runs of a pack train together; then each mixes within itself. Nodes that do not act stay as they are.
+    The runs of a pack train together; then each mixes its own nodes. Nodes that do not take part do not change.
     """
     lap = stopwatch()
     completed: list[Completed] = []
@@ -52,7 +52,7 @@ def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
     training = lap()
     for run, nodes in turns:
         state, loss = run.state, losses[run.number]
-        # sigma and zeta are lines 8 to 10; sigma is measured before aggregation, which writes A over B
+        # sigma and zeta are lines 8 to 10; sigma is measured before aggregation overwrites B with A
         sigma = run.reductions.divergence(state.base, state.trained)
         movement = run.reductions.movement(state.base, state.trained) if run.plan.rule.measure.movement else None
         run.non_finite = first_non_finite(run, nodes, loss, sigma)
@@ -76,7 +76,7 @@ def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
 
 
 def stopwatch() -> Callable[[], float]:
-    """A function that returns the seconds since its last call."""
+    """Return a function that returns the seconds since its last call."""
     last = time.perf_counter()
 
     def lap() -> float:

@@ -1,4 +1,4 @@
-"""A run at work: what it was told (`RunPlan`), what it has reached (`RunState`), how its states travel (`Exchange`)."""
+"""A run in progress: its settings (`RunPlan`), its state (`RunState`) and its exchange of states (`Exchange`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,33 +19,33 @@ from feda2l.round.train import Hyperparameters, Training
 from feda2l.topology import Mixing
 
 MomentumState = Literal["keep", "reset", "average"]
-ERRORS = ("mse", "mae")  # of a sample: the mean over its numbers of squared and absolute errors
+ERRORS = ("mse", "mae")  # of a sample: the mean squared and the mean absolute error over its numbers
 
 
 @dataclass(frozen=True)
 class RunData:
-    """What an engine needs to know of one run of the pack: its training, its nodes' samples, its test set."""
+    """The part of a run that an engine needs: its training, its nodes' samples, its test set."""
 
     training: Training
-    shards: list[Tensor]  # what each node trains on
-    local: list[Tensor]  # the rest of each node's samples
+    shards: list[Tensor]  # the training samples of each node
+    local: list[Tensor]  # the samples of each node that it does not train on
     test: Samples
-    classes: int | None  # None: the targets are numbers
-    tests: list[Tensor] | None = None  # each node's own part of the test set; None: all of it for every node
-    ids: tuple[int, ...] = ()  # which of the network's nodes these are, by which they draw; none: 0, 1, 2, ...
+    classes: int | None  # None: regression
+    tests: list[Tensor] | None = None  # the test samples of each node; None: every node uses the whole test set
+    ids: tuple[int, ...] = ()  # the nodes' numbers in the network, which seed their draws; empty: 0, 1, 2, ...
 
     def id(self, node: int) -> int:
-        """The network's number of the run's `node`-th node."""
+        """Return the number in the network of the run's `node`-th node."""
         return self.ids[node] if self.ids else node
 
     @property
     def tallied(self) -> int:
-        """How many sums a score keeps beside the loss."""
+        """The number of sums that a score keeps beside the loss."""
         return len(ERRORS) if self.classes is None else self.classes
 
 
 class TrainJob(NamedTuple):
-    """Train one row: a node of a run, in a round, with these rates; `epochs` replaces the number of `[training]`."""
+    """Train one row: a node of a run, in a round, with these rates; `epochs` overrides `training.epochs`."""
 
     row: int
     run: int
@@ -57,7 +57,7 @@ class TrainJob(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run was told. Nothing here changes while it runs."""
+    """The settings of a run, which do not change while it runs."""
 
     name: str
     rounds: int
@@ -69,7 +69,7 @@ class RunPlan:
     momentum: float
     momentum_state: MomentumState
     buffers: Literal["average", "local", "recalibrate"]
-    averaged: list[str]  # names of the statistics that `average` mixes
+    averaged: list[str]  # the statistics that `buffers = "average"` mixes, by name
     every: int  # rounds between two evaluations
     on: Literal["global", "local", "both"]
     network: int  # nodes of the whole network; more than `nodes` where some are in other processes
@@ -81,22 +81,22 @@ class RunPlan:
 
     @property
     def nodes(self) -> int:
-        """How many nodes are here."""
+        """The number of nodes in this process."""
         return len(self.member.shards)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The network's number of each node: 0, 1, 2, ... where the run is the whole network."""
+        """The number in the network of each node: 0, 1, 2, ... if the run is the whole network."""
         return tuple(self.member.id(node) for node in range(self.nodes))
 
     @property
     def samples(self) -> Tensor:
-        """How many samples each node trains on."""
+        """The number of training samples of each node."""
         return torch.tensor([len(shard) for shard in self.member.shards], dtype=torch.float64)
 
     @property
     def steps(self) -> list[int]:
-        """How many local steps each node takes in a round."""
+        """The number of local steps of each node in a round."""
         return [self.member.training.steps(len(shard)) for shard in self.member.shards]
 
     def due_in(self, round: int) -> bool:
@@ -110,17 +110,17 @@ class RunPlan:
 
 @dataclass
 class RunState:
-    """What a run has reached. With what its exchange keeps, this is exactly what a checkpoint holds.
+    """The state of a run. A checkpoint holds this and the exchange's state, and nothing else.
 
-    The matrices are the population's; every property gives this run's rows of one of them, [nodes, ...].
-    `base` is B before a round and A after it; `trained` is T and not kept between rounds.
+    The matrices belong to the population; every property returns this run's rows of one of them, [nodes, ...].
+    `base` is B before a round and A after it; `trained` is T and is not kept between rounds.
     """
 
     population: Population
     rows: slice
     rates: Rates
-    small_state: dict[str, Tensor]  # the algorithm's small state, by name
-    algorithm_state_names: tuple[str, ...]  # names of the algorithm's parameter-shaped state
+    small_state: dict[str, Tensor]  # the algorithm's scalar state, by name
+    algorithm_state_names: tuple[str, ...]  # names of the algorithm state with the shape of the parameters
     round: int = 0  # completed rounds
 
     @property
@@ -142,7 +142,7 @@ class RunState:
 
     @property
     def algorithm_state(self) -> dict[str, Tensor]:
-        """The algorithm's parameter-shaped state."""
+        """The algorithm state with the shape of the parameters."""
         return {name: self.population.algorithm_state[name][self.rows] for name in self.algorithm_state_names}
 
     @property
@@ -150,25 +150,25 @@ class RunState:
         return {name: values[self.rows] for name, values in self.population.buffers.items()}
 
     def models(self) -> list[Tensor]:
-        """What a node's outputs depend on: parameters and buffers.
+        """Return all that a node's outputs depend on: parameters and buffers.
 
-        The number of batches that a node has seen is left out: it differs with the shard where models are equal.
+        The number of batches that a node has seen is not included: it depends on the shard even where models are equal.
         """
         return [self.base, *(values for name, values in self.buffers.items() if not is_batch_count(name))]
 
     def reset_optimizer(self) -> None:
         for optimizer_state in self.optimizer_state.values():
             optimizer_state.zero_()
-        self.steps.zero_()  # Adam corrects its averages by their age
+        self.steps.zero_()  # Adam corrects its averages by the number of steps
 
     def mixed(self) -> list[Tensor]:
-        """Everything that aggregation may change."""
+        """Return all tensors that aggregation may change."""
         matrices = [self.base, self.steps, *self.optimizer_state.values(), *self.buffers.values()]
         return [*matrices, *self.algorithm_state.values(), *self.small_state.values()]
 
 
 class NonFinite(NamedTuple):
-    """Where a run became infinite or not a number: `node` is the network's number."""
+    """Where a value of a run became infinite or NaN; `node` is the number in the network."""
 
     round: int
     node: int
@@ -178,14 +178,15 @@ class NonFinite(NamedTuple):
 class ModelComparison(NamedTuple):
     """How the models compare at the end of a round."""
 
-    same: list[int]  # for each node the first that holds the same model
-    agreed: bool  # do all nodes that count hold one model?
+    same: list[int]  # for each node, the first node that holds the same model
+    agreed: bool  # whether all nodes that count hold one model
 
 
 class LiveRun:
     """One run of a pack: its plan, its state and its exchange.
 
-    `whole` is the plan of all nodes; it differs from `plan` where `collectives` joins processes that hold some each.
+    `whole` is the plan of all nodes. It differs from `plan` if the nodes are on several processes, which `collectives`
+    connects.
     """
 
     state: RunState  # from `join` on
@@ -201,14 +202,14 @@ class LiveRun:
         self.plan, self.exchange = plan, exchange
         self.whole = plan if whole is None else whole
         self.collectives: Collectives = OneProcess() if collectives is None else collectives
-        self.rates = exchange.start_rates(plan.rule, plan.setting)  # at their start: a rule that does not fit raises
-        self.start = self.number = 0  # the first row, and the number in the pack
+        self.rates = exchange.start_rates(plan.rule, plan.setting)  # raises if the rule does not fit
+        self.start = self.number = 0  # the first row, and the index in the pack
         self.non_finite: NonFinite | None = None
-        self.class_accuracy: list[float | None] | None = None  # of the last round, once it is evaluated
+        self.class_accuracy: list[float | None] | None = None  # set when the last round is evaluated
         self.compared = ModelComparison([], agreed=False)
 
     def join(self, population: Population, start: int, number: int) -> None:
-        """Take rows `start`... of a population, at round 0."""
+        """Take the rows of a population from `start` on, at round 0."""
         plan, layout, device = self.plan, population.layout, population.device
         self.start, self.number = start, number
         shares = plan.samples if plan.mixing.weights == "samples" else torch.ones_like(plan.samples)
@@ -220,14 +221,14 @@ class LiveRun:
             plan.algorithm.state,
         )
         self.reductions = LayerReductions(layout, plan.layers, plan.rule.measure, device)
-        # the disagreement is over all parameters, whatever the rule measures
+        # the disagreement is over all parameters, whatever tensors the rule measures
         self.all_reductions = LayerReductions(layout, plan.layers, SignalSettings(), device)
         self.slots = layout.layer_of_slots(plan.layers)  # the layer of each tensor
-        self.parameter_columns = layout.columns().to(device)  # those that are not padding
+        self.parameter_columns = layout.columns().to(device)  # without padding
         self.exchange.join(self.plan, self.state)
 
     def restart_rates(self, rates: Sequence[float]) -> None:
-        """Start the rate rule again from base rates that were found, one per node."""
+        """Restart the rate rule with one base rate per node, as a search found them."""
         setting = replace(self.plan.setting, base=1.0, factors=tuple(rates))
         self.state.rates = self.exchange.start_rates(self.plan.rule, setting)
 
@@ -237,17 +238,17 @@ class LiveRun:
 
     @property
     def present(self) -> Sequence[int]:
-        """The nodes that acted in the round that was just completed; before the first, all."""
+        """The nodes that took part in the last completed round; before round 1, all nodes."""
         return self.exchange.present(self.state.round) if self.state.round else range(self.plan.nodes)
 
     @property
     def counted(self) -> Sequence[int]:
-        """The nodes whose models the scores, the mean model and the disagreement are of."""
+        """The nodes whose models count in the scores, the mean model and the disagreement."""
         return self.exchange.counted(self.present)
 
     @property
     def message(self) -> int:
-        """How many bytes a node sends to each neighbour every time the round mixes."""
+        """The bytes that a node sends to each neighbour in every exchange of a round."""
         plan, population = self.plan, self.state.population
         parameters, width = population.layout.parameters, population.layout.width
         optimizer_state = plan.momentum_state == "average" and (
@@ -259,12 +260,12 @@ class LiveRun:
         return plan.algorithm.message_bytes(parameters, width) + 4 * beside
 
     def momentum(self, nodes: Sequence[int]) -> float:
-        """The optimizer's momentum in the coming round, at nodes that act in it."""
+        """Return the optimizer's momentum in the coming round, at nodes that take part in it."""
         own = self.state.rates.momentum_of(nodes[0])
         return self.plan.momentum if own is None else own
 
     def jobs(self, nodes: Sequence[int] | None = None) -> list[TrainJob]:
-        """The training of the coming round: one job for each of these nodes (all, unless told)."""
+        """Return the training jobs of the coming round, one for each of these nodes (default: all)."""
         nodes = range(self.plan.nodes) if nodes is None else nodes
         rates, momentum = self.state.rates.rates.tolist(), self.momentum(nodes)
         return [
@@ -279,7 +280,7 @@ class LiveRun:
         ]
 
     def view(self, nodes: Sequence[int]) -> NodeStates:
-        """What the nodes know of themselves, for the algorithm's hooks."""
+        """Return the states of the nodes for the algorithm's hooks."""
         state, plan, layout = self.state, self.plan, self.state.population.layout
         return NodeStates(
             state.round + 1,
@@ -298,7 +299,7 @@ class LiveRun:
         )
 
     def beside(self) -> Rows:
-        """What travels beside the published rows: averaged optimizer state and averaged statistics."""
+        """Return what travels beside the published rows: averaged optimizer state and averaged statistics."""
         plan, state = self.plan, self.state
         beside: Rows = {}
         if plan.momentum_state == "average":
@@ -306,7 +307,7 @@ class LiveRun:
         return beside | self.statistics()
 
     def statistics(self) -> Rows:
-        """The running statistics that travel."""
+        """Return the running statistics that travel."""
         if self.plan.buffers != "average":
             return {}
         buffers = self.state.buffers

@@ -1,4 +1,4 @@
-"""Three states -> the signals of every layer (Algorithm 1, lines 8 to 10), as reductions over columns."""
+"""Compute the signals of every layer from the three states (Algorithm 1, lines 8 to 10)."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,11 +9,11 @@ from feda2l.layers import Layer
 from feda2l.rates.base import SignalSettings
 from feda2l.round.layout import ALIGNMENT, Layout, Segment
 
-BLOCK = 1 << 20  # elements of a temporary: small enough for the cache, large enough for few calls
+BLOCK = 1 << 20  # elements of a temporary: fits the cache, and few calls are needed
 
 
 class LayerReductions:
-    """Reductions over the columns of each layer, for any number of rows at once; a row's bits do not depend on it."""
+    """Reductions over the columns of each layer; a row's bits do not depend on the number of rows."""
 
     def __init__(
         self, layout: Layout, layers: list[Layer], measure: SignalSettings, device: torch.device | None = None
@@ -31,29 +31,29 @@ class LayerReductions:
         self.padding = torch.tensor([sum(s.stop - s.start - s.size for s in one) for one in self.segments])
 
     def divergence(self, base: Tensor, trained: Tensor) -> Tensor:
-        """sigma of every row and layer (Eq. 3): [rows, width] twice -> [rows, layers], float64 on the CPU."""
+        """Compute sigma (Eq. 3) from two states [rows, width]: [rows, layers], float64 on the CPU."""
         inside = self.measure.eps if self.measure.eps_in_norm else 0.0
         moved, size = self._moved_and_size(base, trained, inside)
-        # the released code adds eps to every coordinate of B; padding holds eps then, which is taken off
+        # the released code adds eps to every coordinate of B, so padding holds eps, which is subtracted here
         size -= self.padding * torch.tensor(inside, dtype=base.dtype).square().double()
         if self.measure.pooled:
             moved, size = _pool(moved), _pool(size)
         return moved.sqrt() / (size.sqrt() + (self.measure.eps - inside))
 
     def movement(self, base: Tensor, trained: Tensor) -> Tensor:
-        """||T - B|| of every row and layer: [rows, width] twice -> [rows, layers], float64 on the CPU."""
+        """Compute ||T - B|| from two states [rows, width]: [rows, layers], float64 on the CPU."""
         moved = self._moved(base, trained)
         return (_pool(moved) if self.measure.pooled else moved).sqrt()
 
     def stability(self, trained: Tensor, aggregated: Tensor) -> Tensor:
-        """zeta of every row and layer (Eq. 4): [rows, width] twice -> [rows, layers], float64 on the CPU."""
+        """Compute zeta (Eq. 4) from two states [rows, width]: [rows, layers], float64 on the CPU."""
         moved = self._corrected(trained, aggregated)
         if self.measure.pooled:
             return 1 - _pool(moved) / self.sizes.sum()
         return 1 - moved / self.sizes
 
     def _moved_and_size(self, base: Tensor, trained: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """||T - B||^2 and ||B + eps||^2 of every row and layer."""
+        """Compute ||T - B||^2 and ||B + eps||^2 of every row and layer."""
         if base.is_cuda:
             from feda2l.round.cuda_signals import divergence_blocks
 
@@ -63,7 +63,7 @@ class LayerReductions:
         return self._moved(base, trained), size
 
     def _moved(self, base: Tensor, trained: Tensor) -> Tensor:
-        """||T - B||^2 of every row and layer; B may be one state for all rows."""
+        """Compute ||T - B||^2 of every row and layer; B may be one state for all rows."""
         if trained.is_cuda:
             from feda2l.round.cuda_signals import divergence_blocks
 
@@ -71,7 +71,7 @@ class LayerReductions:
         return self._reduce(lambda part: (part(trained) - part(base)).square_(), trained)
 
     def _corrected(self, trained: Tensor, aggregated: Tensor) -> Tensor:
-        """How many parameters mixing moved by the threshold or more; padding, which never moves, counts for nothing."""
+        """Count the parameters that mixing moved by the threshold or more; padding never moves."""
         threshold = self.measure.threshold
         if trained.is_cuda:
             from feda2l.round.cuda_signals import stability_blocks
@@ -80,13 +80,13 @@ class LayerReductions:
         return self._reduce(lambda part: ~((part(aggregated) - part(trained)).abs_() < threshold), trained)
 
     def distances(self, rows: Tensor, mean: Tensor) -> Tensor:
-        """The squared distance of every row and layer to the mean model: [rows, layers], float64 on the CPU."""
+        """Compute the squared distances to the mean model: [rows, layers], float64 on the CPU."""
         return self._moved(mean, rows)
 
     def _reduce(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor], like: Tensor) -> Tensor:
-        """The sum of an elementwise expression over the columns of each layer: [rows, layers].
+        """Sum an elementwise expression over the columns of each layer: [rows, layers].
 
-        Layer by layer and few rows at a time, so that temporaries stay in the cache.
+        It works layer by layer and on few rows at a time, so that temporaries stay in the cache.
         """
         result = torch.zeros(len(like), len(self.segments), dtype=torch.float64)
         for number, segments in enumerate(self.segments):
@@ -100,9 +100,9 @@ class LayerReductions:
         return result
 
     def _from_blocks(self, sums: Tensor) -> Tensor:
-        """Sums over aligned blocks [kinds, rows, blocks] -> over layers [kinds, rows, layers], on the CPU.
+        """Reduce sums over blocks [kinds, rows, blocks] to sums over layers [kinds, rows, layers], on the CPU.
 
-        A segment is the difference of two running sums: few launches however many layers there are.
+        A segment's sum is the difference of two running sums, so the number of launches does not grow with the layers.
         """
         running = torch.nn.functional.pad(sums.cumsum(dim=2), (1, 0))
         start, stop = self.edges

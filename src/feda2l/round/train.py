@@ -1,4 +1,4 @@
-"""base -> trained (Algorithm 1, line 4): one node's local epochs."""
+"""Local training of one node, base -> trained (Algorithm 1, line 4)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ForwardPass = Callable[[nn.Module, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Training:
-    """How a node trains between two exchanges; the same for all nodes of a run."""
+    """The settings of local training, the same for all nodes of a run."""
 
     samples: Samples
     loss: Loss
@@ -32,9 +32,9 @@ class Training:
     algorithm: Algorithm = FedAvg()  # noqa: RUF009 (frozen)
 
     def epoch_orders(self, shard: Tensor, node: int, round: int, epochs: int | None = None) -> list[Tensor]:
-        """The samples of each epoch of a round in their order: a fresh permutation of the node's shard.
+        """Return the samples of each epoch of a round in their order: a fresh permutation of the node's shard.
 
-        An algorithm that takes a number of steps, not of epochs, starts as many epochs as these need.
+        An algorithm that counts steps instead of epochs starts as many epochs as its steps need.
         """
         orders = []
         for epoch, size in enumerate(self._sizes(len(shard), epochs)):
@@ -43,25 +43,25 @@ class Training:
         return orders
 
     def batches(self, shard: Tensor, node: int, round: int, epochs: int | None = None) -> list[Tensor]:
-        """The sample indices of each step of a round."""
+        """Return the sample indices of each step of a round."""
         orders = self.epoch_orders(shard, node, round, epochs)
         return [batch for order in orders for batch in order.split(self.batch_size)]
 
     def steps(self, shard: int) -> int:
-        """How many steps a round has for a node of so many samples."""
+        """Return the number of steps per round of a node with a shard of this size."""
         steps = self.algorithm.local_steps
         return self._steps(self._kept(shard)) * self.epochs if steps is None else steps
 
     def only_whole(self, shard: int) -> bool:
-        """Has no batch of such a node fewer samples than the others?"""
+        """Return whether all batches of a node with a shard of this size have the same size."""
         return self.drop_last or shard % self.batch_size == 0
 
     def gradients(self, shard: int) -> int:
-        """Of how many samples such a node takes the gradient in a round; one that climbs first takes each twice."""
+        """Return the number of sample gradients per round of such a node; an ascent step doubles it."""
         return sum(self._sizes(shard)) * (2 if self.algorithm.ascent else 1)
 
     def _sizes(self, shard: int, epochs: int | None = None) -> list[int]:
-        """How many samples each epoch of a round trains on."""
+        """Return the number of samples in each epoch of a round."""
         keep = self._kept(shard)
         steps = self.algorithm.local_steps if epochs is None else None
         if steps is None:
@@ -70,7 +70,7 @@ class Training:
         return [keep] * whole + [rest * self.batch_size] * (rest > 0)
 
     def _kept(self, shard: int) -> int:
-        """How many of so many samples an epoch trains on."""
+        """Return the number of samples of a shard that an epoch uses."""
         return shard // self.batch_size * self.batch_size if self.drop_last else shard
 
     def _steps(self, keep: int) -> int:
@@ -78,7 +78,7 @@ class Training:
 
 
 class Hyperparameters(NamedTuple):
-    """What a round's step needs beside the batch: the rate of every tensor, and the momentum."""
+    """What a step needs beside the batch: the rate of every tensor, and the momentum."""
 
     rates: list[float]
     momentum: float
@@ -87,10 +87,15 @@ class Hyperparameters(NamedTuple):
 class NodeTraining(NamedTuple):
     """One node's model and state while it trains.
 
-    `parameters` are the model's trainable tensors, `memory` the optimiser's state beside each (one list of tensors
-    for SGD's momentum, two for Adam), `steps` the number of Adam steps so far. `local` is the algorithm's part, if it
-    has one, `shadow` a model at the point that it climbs to, `base_outputs` the base model's outputs, a row a sample.
-    `answer` gives a model's outputs for some inputs: by calling it, or `in_half`.
+    Attributes:
+        model: the model, whose parameters are views of the node's row.
+        parameters: its trainable tensors.
+        memory: the optimizer state of each, one list of tensors for SGD's momentum and two for Adam.
+        steps: the number of Adam steps so far.
+        local: the algorithm's part in a step, if it has one.
+        shadow: a model at the point to which the algorithm ascends.
+        taught: the base model's outputs, one row per sample.
+        answer: computes a model's outputs from inputs, by calling it or `in_half`.
     """
 
     model: nn.Module
@@ -104,7 +109,7 @@ class NodeTraining(NamedTuple):
 
 
 def in_half(model: nn.Module, inputs: Tensor) -> Tensor:
-    """A model's outputs with its products in bf16; its parameters, and what the loss is computed from, stay whole."""
+    """Compute a model's outputs with bf16 products; its parameters and its outputs stay float32."""
     with torch.autocast(inputs.device.type, torch.bfloat16):
         outputs: Tensor = model(inputs)
     return outputs.float()
@@ -114,7 +119,7 @@ def train_node(
     own: NodeTraining, training: Training, batches: Sequence[Tensor], hyper: Hyperparameters, *, node: int, round: int
 ) -> float:
     """Train one node in place and return its mean training loss."""
-    # for dropout: draws depend on (seed, node, round), not on the order of the nodes
+    # dropout draws depend on (seed, node, round) and not on the order of the nodes
     torch.default_generator.manual_seed(derive_seed(training.seed, node=node, round=round, purpose="layers"))
     model, parameters = own.model.train(), own.parameters
     groups = _equal_rates(hyper.rates)
@@ -149,13 +154,13 @@ def train_node(
 
 
 def objective(training: Training, outputs: Tensor, targets: Tensor, base_outputs: Tensor | None) -> Tensor:
-    """What a node minimises: the task loss, and what its algorithm makes of it."""
+    """Compute what a node minimizes: the task loss, as its algorithm modifies it."""
     return training.algorithm.loss(training.loss(outputs, targets), outputs, targets, base_outputs)
 
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradient of each parameter, zeros for one that the loss does not depend on; losses of rows are summed."""
-    # a scalar needs no gradient of its own given: torch's check of one imports sympy, a quarter second a process
+    """Compute the gradient of each parameter (zeros if the loss does not depend on it); losses of rows are summed."""
+    # no `grad_outputs`: for a scalar it is not needed, and torch's check of it imports sympy (0.25 s per process)
     total = loss.sum() if loss.dim() else loss
     return torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)
 
@@ -173,7 +178,7 @@ def _gradients_at(
 
 
 def _equal_rates(rates: list[float]) -> list[tuple[float, list[int]]]:
-    """Tensors by rate: those that share one are updated in one call."""
+    """Group tensors by rate; tensors with the same rate are updated in one call."""
     groups: dict[float, list[int]] = {}
     for number, rate in enumerate(rates):
         groups.setdefault(rate, []).append(number)
@@ -181,7 +186,7 @@ def _equal_rates(rates: list[float]) -> list[tuple[float, list[int]]]:
 
 
 def in_memory_order(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient in the parameter's memory format: the fused updates walk both in memory order."""
+    """Return the gradient in the parameter's memory format; the fused updates read both in memory order."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
@@ -197,7 +202,7 @@ def _update(
     momentum: float,
     weight_decay: float,
 ) -> None:
-    """One step of torch's own fused optimisers: a single pass over parameters, gradients and state."""
+    """Take one step with torch's fused optimizers: a single pass over parameters, gradients and state."""
     if optimizer == "sgd":
         torch._fused_sgd_(
             parameters,

@@ -1,1 +1,1 @@
-"""Runs whose nodes are in one process: exchange, round loop, scores, checkpoint. The round itself is in `round`."""
+"""Runs whose nodes are in one process: exchange, round loop, scores, checkpoint. `round` holds the round itself."""

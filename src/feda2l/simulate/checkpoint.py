@@ -1,4 +1,4 @@
-"""A run's state on disk: safetensors, written to a temporary file, synced and renamed; nothing is unpickled."""
+"""A run's state on disk, as safetensors: written to a temporary file, synced and renamed; nothing is unpickled."""
 
 import hashlib
 import os
@@ -15,12 +15,13 @@ from feda2l.round.run import LiveRun
 
 
 def tensors(run: LiveRun) -> dict[str, Tensor]:
-    """Everything the next round depends on, by name: no time, host, path or rank in it.
+    """Return everything that the next round depends on, by name; no time, host, path or rank is part of it.
 
-    `model.NAME`, `optimizer.KIND.NAME` and `algorithm.KIND.NAME` are [nodes, *shape]; `algorithm.KEY` is the
-    algorithm's small state, `rates.KEY` the rule's. Under a fault plan each node has its own `rates.NODE.KEY`, and
-    `message.NAME` is what it published last; an absent node keeps the state of its last round. Where time is simulated,
-    `clock` is when each node begins the coming round.
+    - `model.NAME`, `optimizer.KIND.NAME` and `algorithm.KIND.NAME`: states [nodes, *shape];
+    - `algorithm.KEY`: the algorithm's scalar state; `rates.KEY`: the rate rule's state;
+    - `rates.NODE.KEY` and `message.NAME`, under a fault plan: each node's rates and the message that it sent last. An
+      absent node keeps the state of its last round.
+    - `clock`, if time is simulated: when each node begins the coming round.
     """
     state = {name: values.contiguous().cpu() for name, values in _views(run)}
     state |= {f"rates.{key}": value.contiguous() for key, value in run.state.rates.state_dict().items()}
@@ -28,12 +29,12 @@ def tensors(run: LiveRun) -> dict[str, Tensor]:
 
 
 def save_checkpoint(run: LiveRun, path: Path) -> None:
-    """Write down where a run is."""
+    """Write a run's checkpoint."""
     write_checkpoint(tensors(run), path)
 
 
 def write_checkpoint(state: dict[str, Tensor], path: Path) -> None:
-    """Replace the checkpoint at once and for good: after a crash there is the old one or the new one."""
+    """Replace the checkpoint atomically and durably: a crash leaves the old one or the new one."""
     temporary = path.with_suffix(".partial")
     try:
         with open(temporary, "wb") as file:
@@ -50,23 +51,23 @@ def write_checkpoint(state: dict[str, Tensor], path: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, or an error that says what is wrong with the file."""
+    """Return the tensors of a checkpoint, or raise an error that says what is wrong with the file."""
     try:
         with safe_open(path, "pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             written = (file.metadata() or {}).get("sha256")
         if written != _digest(state):
-            raise ValueError("its bytes are not those that were written")
+            raise ValueError("its bytes differ from those that were written")
         return state
     except (SafetensorError, OSError, ValueError) as error:
         raise FedA2LError(
-            f"{path}: is not a readable checkpoint ({error}); restore it from a copy, or start anew in another folder",
+            f"{path}: is not a readable checkpoint ({error}); restore it from a copy, or start again in another folder",
             see="records-damaged",
         ) from error
 
 
 def _digest(state: dict[str, Tensor]) -> str:
-    """sha256 over names and values: safetensors checks its header, not its data."""
+    """Hash names and values with sha256; safetensors itself checks only its header."""
     total = hashlib.sha256()
     for name in sorted(state):
         total.update(name.encode())
@@ -75,17 +76,17 @@ def _digest(state: dict[str, Tensor]) -> str:
 
 
 def restore(run: LiveRun, path: Path) -> None:
-    """Bring a run to the state of a checkpoint."""
+    """Restore a run from a checkpoint."""
     load(run, read_checkpoint(path), path)
 
 
 def load(run: LiveRun, state: dict[str, Tensor], path: Path) -> None:
-    """The same from the tensors of the checkpoint at `path`."""
+    """Restore a run from the tensors of the checkpoint at `path`."""
     for name, values in _views(run):
         if name not in state or state[name].shape != values.shape:
             found = list(state[name].shape) if name in state else "nothing"
             raise FedA2LError(
-                f"{path}: {name} should be {list(values.shape)}, found {found}: it is of another run",
+                f"{path}: {name} should be {list(values.shape)}, found {found}: the checkpoint is of another run",
                 see="records-damaged",
             )
         values.copy_(state[name])
@@ -99,12 +100,12 @@ def load(run: LiveRun, state: dict[str, Tensor], path: Path) -> None:
         run.state.round = int(state["round"])
     except (KeyError, RuntimeError) as error:
         raise FedA2LError(
-            f"{path}: is not a whole checkpoint of this run: {error} is missing or damaged", see="records-damaged"
+            f"{path}: is not a complete checkpoint of this run: {error} is missing or damaged", see="records-damaged"
         ) from error
 
 
 def _views(run: LiveRun) -> Iterator[tuple[str, Tensor]]:
-    """Every matrix of the run's state as named tensors, and what its exchange keeps."""
+    """Yield every matrix of the run's state as named tensors, and the state of its exchange."""
     state = run.state
     matrices = {"model": state.base} | {f"optimizer.{kind}": rows for kind, rows in state.optimizer_state.items()}
     matrices |= {f"algorithm.{name}": rows for name, rows in state.algorithm_state.items()}

@@ -1,4 +1,4 @@
-"""Exchange within one process: all nodes act (`AllNodes`), or some are absent (`SomeNodes`)."""
+"""Exchange within one process: all nodes take part (`AllNodes`), or some are absent (`SomeNodes`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from feda2l.topology import Mixing
 
 
 class Published:
-    """What was published in this round, and who mixes it with which weights."""
+    """The rows published in this round, and the weights with which nodes mix them."""
 
     def __init__(self, samples: Tensor) -> None:
         self.samples = samples
@@ -26,7 +26,7 @@ class Published:
         self.mixing: Mixing
 
     def publish(self, round: int, rows: Rows, step: int, mixing: Mixing) -> None:
-        """The rows of an exchange; a round's first one takes the topology's weights."""
+        """Set the rows of an exchange; the first exchange of a round sets the topology's weights."""
         self.round, self.rows = round, rows
         if step == 0:
             self.mixing = mixing
@@ -38,7 +38,7 @@ class Published:
             yield Received(node, ids, weights, self.samples[list(ids)], partial(self._states, ids))
 
     def _states(self, ids: tuple[int, ...], name: str) -> Tensor:
-        # not a copy where all are asked for: copies of all models are most of a small network's mixing
+        # no copy if all are wanted: copying all models would take most of a small network's mixing time
         return self.rows[name] if len(ids) == len(self.samples) else self.rows[name][list(ids)]
 
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
@@ -47,13 +47,13 @@ class Published:
         self.mixing = self.mixing.reweighed(given, self.round)
 
     def mix(self, into: Rows) -> Rows:
-        rows, self.rows = self.rows, {}  # not kept longer than they are needed
+        rows, self.rows = self.rows, {}  # frees the rows as soon as they are mixed
         return mix_rows(self.mixing, self.round, rows, into)
 
 
 @final
 class AllNodes:
-    """All nodes are in this process, and all of them act in every round."""
+    """All nodes are in this process and take part in every round."""
 
     def __init__(self, mixing: Mixing, samples: Tensor, clock: Clock | None = None) -> None:
         self.mixing, self.clock = mixing, clock
@@ -96,14 +96,14 @@ class AllNodes:
 
 @final
 class SomeNodes:
-    """Some nodes are absent in some rounds: they fail (a fault plan), or only a share takes part.
+    """Some nodes are absent in some rounds, because of a fault plan or partial participation.
 
     - An absent node does not train, publish, mix or adapt.
-    - The nodes that are present weigh whom they receive from with `row_weights`.
-    - A node that receives nothing though it has neighbours keeps its own row, and its rate rule skips the round.
-    - A node that returns starts from the weighted mean of its neighbours' last messages and keeps the rest.
+    - A present node weighs the nodes that it receives from with `row_weights`.
+    - A node that has neighbours but receives nothing keeps its own state, and its rate rule skips the round.
+    - A node that returns starts from the weighted mean of its neighbours' last messages and keeps its other state.
 
-    With `resting` the models of absent nodes count as any other's: they rest, they did not fail.
+    With `resting` the models of absent nodes count in scores and means, because these nodes did not fail.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class SomeNodes:
         self.schedule, self.clock, self.resting = schedule, clock, resting
         self.published = Published(samples)
         self.received, self.reweigh, self.mix = self.published.received, self.published.reweigh, self.published.mix
-        self.messages: dict[str, Tensor] = {}  # what each node published last, by name
+        self.messages: dict[str, Tensor] = {}  # the last published rows of each node, by name
 
     def start_rates(self, rule: Rule, setting: Setting) -> Rates:
         self.rates = RatesByNode(rule, setting)
@@ -139,13 +139,13 @@ class SomeNodes:
             for name, rows in self.messages.items():
                 own = state.base if name == "model" else state.buffers[name.removeprefix(STATISTICS)]
                 own[node] = _weighted_mean(rows, comeback)
-        # schedules follow the network's rounds, those that a node missed included
+        # rate schedules count the network's rounds, including those that a node missed
         self.rates.skip(round - 1, [node for node in nodes if plan.away(node, round - 1)])
 
     def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
         found = self.schedule.round(run.state.round + 1)
         self.published.publish(run.state.round + 1, rows, step, found.mixing)
-        if step == run.plan.algorithm.gossip - 1:  # only this one can still be asked for in the next round
+        if step == run.plan.algorithm.gossip - 1:  # only the last exchange can be used by a node that returns
             nodes = list(found.present)
             for name, values in self.messages.items():
                 values[nodes] = rows[name][nodes]
@@ -160,7 +160,7 @@ class SomeNodes:
             self.clock.round(run.state.round + 1, run.message, run.plan.algorithm.gossip, nodes)
 
     def bytes_sent(self, run: LiveRun) -> list[int]:
-        """What arrives, broken messages included; nothing is sent to a node that is absent, cut off or timed out."""
+        """Count the messages that arrive, broken ones included; none go to a node that is absent or unreachable."""
         size = run.message * run.plan.algorithm.gossip
         return [count * size for count in self.schedule.round(run.state.round).sent]
 
@@ -184,17 +184,17 @@ class SomeNodes:
 
 
 def bytes_sent(mixing: Mixing, run: LiveRun) -> list[int]:
-    """Bytes that each node of the network sends in a round: one message per exchange to every node that hears it.
+    """Count the bytes that each node of the network sends in a round: a message per exchange and neighbour.
 
-    What really travels is counted: what the algorithm publishes, averaged statistics, averaged optimizer state. A rate
-    rule adds nothing. Padding does not travel; sample counts do so once and are not counted.
+    Counted are the algorithm's published rows, averaged statistics and averaged optimizer state. A rate rule adds
+    nothing. Padding does not travel. Sample counts travel once and are not counted.
     """
     size = run.message * run.plan.algorithm.gossip
     return [count * size for count in mixing.messages(run.state.round).tolist()]
 
 
 def _weighted_mean(rows: Tensor, comeback: Comeback) -> Tensor:
-    """Term by term in ascending id, each product rounded and then each sum: the bits that every runtime has."""
+    """Compute a weighted mean term by term in ascending id; every runtime rounds it in this order."""
     weights = comeback.weights.to(rows)
     total = rows[comeback.ids[0]] * weights[0]
     for id, weight in zip(comeback.ids[1:], weights[1:], strict=True):

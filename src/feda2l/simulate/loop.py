@@ -1,4 +1,4 @@
-"""Rounds of a pack of runs, until each has completed its own."""
+"""The rounds of a pack of runs, until every run is complete."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ Together = Callable[[Callable[[], list[float]]], list[float]]
 
 
 class RoundLoop:
-    """Runs that share a model and a data set, as one population.
+    """Trains runs that share a model and a data set as one population.
 
-    `together` calls a function at every process that shares the runs; `scorer` scores for all of them.
+    `together` calls a function at every process that shares the runs; `scorer` scores the nodes of all processes.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RoundLoop:
         self.scorer = scorer(ScoreHere(engine, self.twins))
 
     def rounds(self) -> Iterator[list[Completed]]:
-        """One list per round of the pack, until no run is active; each run counts its own rounds."""
+        """Yield one list per round of the pack until no run is active; each run counts its own rounds."""
         while active := [run for run in self.runs if run.active]:
             with one_thread():
                 turns = [Turn(run, run.exchange.present(run.state.round + 1)) for run in active]
@@ -51,14 +51,14 @@ class RoundLoop:
             yield completed
 
     def train(self, jobs: Mapping[int, Sequence[TrainJob]]) -> Mapping[int, list[float]]:
-        """Train the jobs of each run; the mean loss of each job, by run."""
+        """Train the jobs of each run and return the mean loss of each job, by run."""
         return self.twins.train(jobs, lambda own: self.together(lambda: self.engine.train(own)))
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
         self.engine.recalibrate(jobs)
 
     def _score(self, completed: Sequence[Completed]) -> None:
-        """Put scores into the records of the runs whose round is evaluated."""
+        """Add scores to the records of the runs whose round is evaluated."""
         lap = stopwatch()
         due = [done for done in completed if done.record and done.run.plan.due_in(done.run.state.round)]
         scores = self.scorer.scores([done.run for done in due])
@@ -72,7 +72,7 @@ class RoundLoop:
             spent["evaluate"] += seconds
 
     def evaluate(self, run: LiveRun) -> Evaluation:
-        """The scores of a run's aggregated models as they stand, and the accuracy by class (mean over nodes)."""
+        """Score a run's current aggregated models, with the accuracy by class (mean over nodes)."""
         with one_thread():
             compare(run)
             scores = self.scorer.scores([run])[run.number]
@@ -86,7 +86,7 @@ class RoundLoop:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let one thread make all sums, so that their bits do not depend on the machine's number of cores."""
+    """Compute with one thread, so that the bits of sums do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Scores of an evaluated round: which models are scored on what, and what the record says of them."""
+"""Scores of an evaluated round: which models are scored on which samples, and their place in the record."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -11,27 +11,27 @@ from feda2l.round.record import add_scores, mean, spread
 from feda2l.round.run import ERRORS, LiveRun, RunPlan
 from feda2l.simulate.twins import Twins
 
-# "global" and "local": of every node of the network, None for one that does not count; "mean": of the mean model,
-# one score, or one per node where nodes have test samples of their own
+# "global" and "local" have one score per node of the network, None for a node that does not count. "mean" has one score
+# of the mean model, or one per node if nodes have their own test samples.
 Scores = dict[str, list[Score | None]]
 
 
 class Scorer(Protocol):
     def scores(self, runs: Sequence[LiveRun]) -> dict[int, Scores]:
-        """The scores of each run, by its number; empty at a process that does not record."""
+        """Return the scores of each run by its number; empty at a process that does not write records."""
 
 
 class ScoreHere:
-    """Scores of nodes that are all in this process.
+    """Scores nodes that are all in this process.
 
-    A model that several nodes hold is scored once, and so is one that several runs hold.
+    A model that several nodes or several runs hold is scored once.
     """
 
     def __init__(self, engine: Engine, twins: Twins) -> None:
         self.engine, self.twins = engine, twins
 
     def scores(self, runs: Sequence[LiveRun], *, mean_model: bool = True) -> dict[int, Scores]:
-        """The scores of every node that counts and, unless told otherwise, of their mean model."""
+        """Return the scores of every node that counts and, by default, of their mean model."""
         jobs: dict[ScoreJob, int] = {}
         holding = self.twins.holding(runs)
         wanted = {
@@ -53,7 +53,7 @@ class ScoreHere:
 
 
 def _jobs(run: LiveRun, mean_model: bool) -> dict[str, list[ScoreJob | None]]:
-    """What is scored of a run."""
+    """Return the scores to compute for a run."""
     plan, number, same, counted = run.plan, run.number, run.compared.same, list(run.counted)
     tests, jobs = plan.member.tests, dict[str, list[ScoreJob | None]]()
 
@@ -61,7 +61,7 @@ def _jobs(run: LiveRun, mean_model: bool) -> dict[str, list[ScoreJob | None]]:
         return spread(plan.nodes, counted, asked)
 
     if plan.on != "local":
-        # nodes with test samples of their own are scored on those, also where they hold one model
+        # nodes with their own test samples are scored on those, even if all hold one model
         whose = [node if tests else None for node in counted]
         own = [
             ScoreJob(run.start + same[node], number, same[node], local=False, whose=part)
@@ -77,7 +77,7 @@ def _jobs(run: LiveRun, mean_model: bool) -> dict[str, list[ScoreJob | None]]:
 
 
 def put_scores(plan: RunPlan, record: RoundRecord | Evaluation, scores: Scores) -> None:
-    """Put an evaluated round's figures into its record: of every node, their mean, of the mean model."""
+    """Add the scores of an evaluated round to its record: every node's, their mean, and the mean model's."""
     member = plan.member
     shared = [len(member.test)] * plan.nodes
     sizes = {
@@ -86,7 +86,7 @@ def put_scores(plan: RunPlan, record: RoundRecord | Evaluation, scores: Scores) 
     }
 
     def figures(part: str, of: str) -> list[Mapping[str, float] | None]:
-        # the mean model has one score where all nodes share the test set
+        # the mean model has one score if all nodes share the test set
         return [_measured(score, size, member.classes) for score, size in zip(scores[part], sizes[of], strict=False)]
 
     main = "local" if plan.on == "local" else "global"
@@ -102,7 +102,7 @@ def put_scores(plan: RunPlan, record: RoundRecord | Evaluation, scores: Scores) 
 
 
 def _measured(score: Score | None, size: int, classes: int | None) -> Mapping[str, float] | None:
-    """The figures of a score over `size` samples, the most important one first; None where there was no sample."""
+    """Return the metrics of a score over `size` samples, the main one first; None without samples."""
     if score is None or not size:
         return None
     if classes is not None:
@@ -112,9 +112,10 @@ def _measured(score: Score | None, size: int, classes: int | None) -> Mapping[st
 
 
 def accuracy_by_class(run: LiveRun, scores: Scores) -> list[float | None] | None:
-    """The accuracy on each class of the test set, the mean over nodes; None for a class that has no sample.
+    """Return the accuracy on each class of the test set, mean over nodes; None for a class without samples.
 
-    None where it is not measured; a process that does not record says `[]`, so that all know whether it is.
+    The result is None if it is not measured. A process that does not write records returns `[]`, so that all processes
+    know whether it is measured.
     """
     member = run.plan.member
     if member.classes is None or run.plan.on == "local":

@@ -1,4 +1,4 @@
-"""The search before round 1: every node tries rates, receives its neighbours' trials and decides on one (DFedHPO)."""
+"""The search before round 1 (DFedHPO): every node tries rates, receives its neighbours' trials and chooses one."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from feda2l.engines.engine import Engine, ScoreJob
 from feda2l.round.run import LiveRun, TrainJob
 from feda2l.round.train import Hyperparameters
 
-PAIR = 16  # bytes of a rate and a loss
-RATE = 8
+PAIR = 16  # bytes of a rate and its loss
+RATE = 8  # bytes of a rate
 SPREAD = 1.01  # consensus has been reached when the largest rate is at most this many times the smallest
-MOST = 1000  # exchanges of a consensus; then it is left as it is
+MOST = 1000  # exchanges after which a consensus is given up
 
 
 class Found(TypedDict):
-    """What a search found and what it cost: `search.json`."""
+    """The result and the cost of a search: `search.json`."""
 
     rates: list[float]
     epochs: list[int]
@@ -28,7 +28,7 @@ class Found(TypedDict):
 
 
 def search(engine: Engine, run: LiveRun) -> Found:
-    """Find each node's base rate, start the run's rule with it, and report what was tried and what it cost."""
+    """Find each node's base rate, restart the run's rate rule with it, and report the trials and their cost."""
     plan, rate_search, seed = run.plan, run.plan.algorithm.rate_search, run.plan.member.training.seed
     assert rate_search is not None
     own = _tried_by_all(engine, run, rate_search, [rate_search.draw(seed, id) for id in plan.ids])
@@ -56,7 +56,7 @@ def search(engine: Engine, run: LiveRun) -> Found:
 def _tried_by_all(
     engine: Engine, run: LiveRun, rate_search: RateSearch, rates: Sequence[Sequence[float]]
 ) -> list[list[Trial]]:
-    """The trials of every node of the network, which take their simulated time; `rates` are those of the nodes here."""
+    """Return the trials of every node of the network and advance its clock; `rates` are those of the nodes here."""
     trials = run.collectives.of_all(try_out(engine, run, rates))
     if run.exchange.clock is not None:
         rounds = rate_search.eval_epochs / run.plan.member.training.epochs
@@ -65,9 +65,10 @@ def _tried_by_all(
 
 
 def try_out(engine: Engine, run: LiveRun, rates: Sequence[Sequence[float]]) -> list[list[Trial]]:
-    """Train every node with each of its rates from its start and take the loss on its unused samples.
+    """Train every node from its start with each of its rates and measure the loss on its unused samples.
 
-    The first rates of all nodes go together, then the second ones, and so on; nodes may have unequal numbers of them.
+    All nodes try their first rates together, then their second rates, and so on. Nodes may have different numbers of
+    rates.
     """
     state, member, trials = run.state, run.plan.member, [list[Trial]() for _ in rates]
     changed = [state.base, state.steps, *state.optimizer_state.values(), *state.buffers.values()]
@@ -86,7 +87,7 @@ def try_out(engine: Engine, run: LiveRun, rates: Sequence[Sequence[float]]) -> l
 
 
 def _trial_job(run: LiveRun, node: int, rate: float) -> TrainJob:
-    """A trial is of round 0: the same batches in every one, so that trials differ in the rate alone."""
+    """Make the job of a trial: in round 0, so that all trials have the same batches and differ only in the rate."""
     rate_search = run.plan.algorithm.rate_search
     assert rate_search is not None
     hyper = Hyperparameters([rate] * len(run.slots), run.momentum(range(run.plan.nodes)))
@@ -94,7 +95,7 @@ def _trial_job(run: LiveRun, node: int, rate: float) -> TrainJob:
 
 
 def _agree(run: LiveRun, rates: list[float]) -> tuple[list[float], int]:
-    """Average log rates with the neighbours until they are within `SPREAD`; the rates, and how often that took."""
+    """Average log rates with the neighbours until they are within `SPREAD`; return the rates and the exchanges."""
     exchanges, connected = 0, run.plan.mixing.topology.connected()
     while connected and max(rates) > SPREAD * min(rates) and exchanges < MOST:
         exchanges += 1
@@ -105,7 +106,7 @@ def _agree(run: LiveRun, rates: list[float]) -> tuple[list[float], int]:
 
 
 def _mixed(run: LiveRun, rates: list[float], round: int) -> list[float]:
-    """Each node's weighted mean of log rates over its closed neighbourhood."""
+    """Return each node's weighted mean of log rates over its neighbours and itself."""
     logs = [math.log(rate) for rate in rates]
     mixed = []
     for node in range(run.plan.network):

@@ -1,7 +1,7 @@
-"""Runs of a pack that train a round alike: one of them trains, the others take over what it came to.
+"""Train identical runs of a pack once and share the result.
 
-Rules that part after their warm-up hold the same models until then, and runs that treat BatchNorm's running statistics
-differently hold the same parameters for ever, since training does not read them.
+Rate rules that differ only after warm-up have the same models until then. Runs that differ only in how they treat
+BatchNorm's running statistics have the same parameters throughout, because training does not read these statistics.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -17,11 +17,11 @@ Alike = Callable[[LiveRun, LiveRun], bool]
 
 
 class Twins:
-    """The families of runs that have trained alike so far. Those that part do not meet again: families only split.
+    """The families of runs that have trained identically so far. Runs that differ once stay apart: families only split.
 
-    Where an engine's bits are promised, twins are equal to the bit, statistics included. Elsewhere running statistics
-    may differ: a step makes r <- (1 - m) r + m s of them, where s does not depend on r, so that after n steps two that
-    began d apart are (1 - m)^n d apart.
+    If an engine guarantees its bits, the runs of a family are equal to the bit, statistics included. With other engines
+    running statistics may differ. A step computes r <- (1 - m) r + m s, where s does not depend on r, so a difference d
+    becomes (1 - m)^n d after n steps.
     """
 
     def __init__(self, engine: Engine, runs: Sequence[LiveRun]) -> None:
@@ -32,13 +32,13 @@ class Twins:
     def train(
         self, jobs: Mapping[int, Sequence[TrainJob]], train: Callable[[list[TrainJob]], list[float]]
     ) -> dict[int, list[float]]:
-        """Train a round's jobs, given by run: the first of each family trains, the others follow; the losses."""
+        """Train a round's jobs by run: the first run of each family trains, the others copy it; return the losses."""
         self.families = self._parts(jobs.keys(), lambda one, other: self._alike(one, other, jobs))
         lead = {run.number: family[0].number for family in self.families for run in family}
         leads = [number for number in jobs if lead[number] == number]
         followers = [number for number in jobs if lead[number] != number]
         buffers = self.engine.population.buffers
-        # what the followers' statistics were beside their leads', where they may differ
+        # differences between the statistics of followers and of their leads
         apart = {
             (number, name): buffers[name][_rows(jobs[number])] - buffers[name][_rows(jobs[lead[number]])]
             for number in followers
@@ -52,19 +52,19 @@ class Twins:
         return losses
 
     def holding(self, runs: Sequence[LiveRun]) -> dict[int, LiveRun]:
-        """For each of these runs, by number, the first one that holds the same models and is asked the same."""
+        """For each of these runs, by number, return the first run with the same models and scores."""
         parts = self._parts({run.number for run in runs}, self._asked_alike)
-        # a run that has come to its end is in no family
+        # a completed run is in no family
         return {run.number: run for run in runs} | {run.number: part[0] for part in parts for run in part}
 
     def _parts(self, numbers: Set[int], alike: Alike) -> list[list[LiveRun]]:
-        """The families, of those runs alone that have these numbers, each split into what is alike."""
+        """Return the families restricted to the runs with these numbers, each split into identical runs."""
         families = [[run for run in family if run.number in numbers] for family in self.families]
         return [part for family in families for part in _split(family, alike)]
 
     def _alike(self, one: LiveRun, other: LiveRun, jobs: Mapping[int, Sequence[TrainJob]]) -> bool:
-        """Will the coming round's training be the same: the same steps from the same state?"""
-        # all but the row and the run
+        """Return whether the coming round's training is identical: the same steps from the same state."""
+        # all fields but the row and the run
         if [job[2:] for job in jobs[one.number]] != [job[2:] for job in jobs[other.number]]:
             return False
         population = self.engine.population
@@ -74,7 +74,7 @@ class Twins:
             *population.optimizer_state.values(),
             *population.algorithm_state.values(),
         )
-        # who asks its base model for advice asks it with its statistics
+        # an algorithm that uses the base model's outputs reads its statistics
         free = {} if one.plan.algorithm.uses_base_outputs else self.left
         read = [values for name, values in population.buffers.items() if name not in free]
         return _equal(one, other, (*state, *read))
@@ -101,11 +101,11 @@ class Twins:
 
 
 def shares_left(model: nn.Module) -> dict[str, float]:
-    """What a training step leaves of each running statistic, 1 - momentum; and of the count of batches, all of it.
+    """Return the share of each running statistic that a training step keeps, 1 - momentum; 1 for the batch count.
 
-    Of BatchNorm as it stands, that is: one that a user's model keeps in eval mode, or has changed, may read its
-    statistics while it trains; those that are a plain mean over all batches have no such share; and other buffers may
-    be anything.
+    Only torch's own BatchNorm in training mode is covered. A subclass or a module in eval mode may read its statistics
+    while it trains. Statistics that are a plain mean over all batches have no constant share, and other buffers are
+    unknown.
     """
     model.train()
     return {name: share for part, module in model.named_modules() for name, share in _left(part, module)}
@@ -121,7 +121,7 @@ def _left(part: str, module: nn.Module) -> Iterator[tuple[str, float]]:
 
 
 def _split(runs: Sequence[LiveRun], alike: Alike) -> list[list[LiveRun]]:
-    """Runs in families, each of those that are like its first; in their order."""
+    """Split runs into families whose members are like the first one, and keep their order."""
     families: list[list[LiveRun]] = []
     for run in runs:
         family = next((family for family in families if alike(family[0], run)), None)
@@ -133,7 +133,7 @@ def _split(runs: Sequence[LiveRun], alike: Alike) -> list[list[LiveRun]]:
 
 
 def _told_alike(one: LiveRun, other: LiveRun) -> bool:
-    """Do two runs train with the same settings on the same samples, and are they scored on the same ones?"""
+    """Return whether two runs train with the same settings and use the same samples for training and scoring."""
     first, second = one.plan.member, other.plan.member
     same = first.training.samples is second.training.samples and first.test is second.test
     return (

@@ -1,4 +1,4 @@
-"""What a table of a spec is: it refuses what it does not know, and one with a name has the keys of what it names."""
+"""The base of the spec's tables: unknown keys are errors; a `name` brings the parameters of that object as keys."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,29 +20,29 @@ T = TypeVar("T")
 
 
 def option(default: Any, description: str, *, example: Any = None, **bounds: Any) -> Any:
-    """A key of a table: its default, what it means, and an example value where the default is None."""
+    """Declare a key of a table: its default, its meaning, and an example value if the default is None."""
     return Field(default=default, description=description, examples=None if example is None else [example], **bounds)
 
 
 class Section(BaseModel):
-    """A table of the spec; what it does not know, it refuses."""
+    """A table of the spec; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a field of the spec holds, also one that may be left out; None of a plain key."""
+    """Return the section type of a field of the spec, optional or not; None for a plain key."""
     kinds = get_args(field.annotation) or (field.annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
 class NamedSection(Section):
-    """A table whose further keys depend on its `name`; they are the fields of the dataclass of that name."""
+    """A table whose other keys depend on its `name`: they are the fields of the dataclass of that name."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def parameters(self, section: str, table: Mapping[str, type[T]], base: type[T]) -> T:
-        """The object of that name from a table, or a user's own by import path, with this table's keys."""
+        """Build the object of that name, from a table or a user's own by import path, with this table's keys."""
         name: str = self.name  # type: ignore[attr-defined]
         kind: Any = _own(name, section, base) if ":" in name else look_up(name, table, f"{section}.name")
         try:
@@ -53,12 +53,12 @@ class NamedSection(Section):
 
 
 def parameters_of(kind: Any) -> list[str]:
-    """The parameters of a rule or an algorithm: the fields of its dataclass."""
+    """Return the parameters of a rule or an algorithm: the fields of its dataclass."""
     return [field.name for field in dataclasses.fields(kind)]
 
 
 class Nested(Exception):
-    """A ValidationError inside a named section, on its way past pydantic."""
+    """Carries a ValidationError of a named section past pydantic."""
 
     def __init__(self, section: str, error: ValidationError, known: list[str]) -> None:
         super().__init__(str(error))
@@ -67,12 +67,12 @@ class Nested(Exception):
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """What checks a dataclass's fields; making it takes longer than checking, and a study has hundreds of specs."""
+    """Return the validator of a dataclass; it is cached, because building it takes longer than using it."""
     return TypeAdapter(kind)
 
 
 def _own(path: str, section: str, base: type[T]) -> type[T]:
-    """A user's own rule or algorithm by import path."""
+    """Import a user's own rule or algorithm."""
     kind = import_object(path, f"{section}.name")
     if not (isinstance(kind, type) and issubclass(kind, base)):
         found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
@@ -80,7 +80,7 @@ def _own(path: str, section: str, base: type[T]) -> type[T]:
         raise FedA2LError(f'{section}.name = "{path}" is {found}, but not a subclass of {wanted}', see="own-code")
     if "__dataclass_fields__" not in vars(kind):
         raise FedA2LError(
-            f'{section}.name = "{path}" is no dataclass of its own, so its parameters would not be seen; '
+            f'{section}.name = "{path}" is not decorated with @dataclass, so its parameters would be ignored; '
             "put @dataclass(frozen=True, kw_only=True) above it",
             see="own-code",
         )

@@ -1,4 +1,4 @@
-"""A run's specification: one frozen model, TOML on disk; what it does not know, it refuses."""
+"""A run's specification: one frozen model, stored as TOML; unknown keys are errors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,13 +27,13 @@ from feda2l.toml_files import TomlSource, explain, read_toml, with_sets
 
 
 class Spec(Section):
-    """A whole run. Every key has a default, so a file holds only what differs."""
+    """A complete run. Every key has a default, so a file holds only the keys that differ."""
 
-    name: str = option("run", "names the run's folder", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = option(1, "of the start and the batches", ge=0)
+    name: str = option("run", "name of the run and of its folder", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = option(1, "seed of the initial model and the batches", ge=0)
     rounds: Count = option(100, "communication rounds")
     faults: str | None = option(
-        None, "a fault plan: who crashes, hangs or is not heard, and when", example="faults.toml"
+        None, "a fault plan: which nodes crash, hang or cannot be reached, and when", example="faults.toml"
     )
     data: DataSpec = Field(default_factory=DataSpec)
     model: ModelSpec = Field(default_factory=ModelSpec)
@@ -49,8 +49,11 @@ class Spec(Section):
     @model_validator(mode="before")
     @classmethod
     def _fit_data(cls, values: Any) -> Any:
-        """Unless told: data that name their nodes are dealt to these; a series is split in time, a node a site, and
-        trained in the batches of its protocol."""
+        """Set defaults that depend on the data.
+
+        Data that name their nodes are assigned to these nodes. A time series is split by time, with one node per site,
+        and trained in the batches of its protocol.
+        """
         data = values.get("data", {}) if isinstance(values, Mapping) else {}
         name = data.get("name") if isinstance(data, Mapping) else None
         if name == "csv" and data.get("node") is not None:
@@ -65,7 +68,7 @@ class Spec(Section):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
-        """A spec from plain values and `key=value` overrides; every mistake in it is named at once."""
+        """Make a spec from plain values and `key=value` overrides; one error names every mistake."""
         values, given = with_sets(values, sets)
         origin = TomlSource(source, given)
         try:
@@ -82,7 +85,7 @@ class Spec(Section):
 
     @classmethod
     def load(cls, path: str | Path, sets: Sequence[str] = ()) -> "Spec":
-        """A spec from a TOML file."""
+        """Read a spec from a TOML file."""
         return cls.parse(read_toml(path), str(path), sets)
 
     def resolved(
@@ -94,7 +97,7 @@ class Spec(Section):
         nodes: int | None = None,
         start_sha256: str | None = None,
     ) -> "Spec":
-        """The same spec with every default filled in that depends on the data, the model or the rounds."""
+        """Return the spec with every default filled in that depends on the data, the model or the rounds."""
         values = self.model_dump()
         for section in ("training", "topology"):
             values[section] |= self._algorithm_defaults(section)
@@ -110,21 +113,21 @@ class Spec(Section):
         return Spec.model_validate(values)
 
     def _algorithm_defaults(self, section: str) -> dict[str, Any]:
-        """The algorithm's defaults for a section, without the keys that the user gave."""
+        """Return the algorithm's defaults for a section, without the keys that the user gave."""
         given = getattr(self, section).model_fields_set
         defaults = self.algorithm.algorithm.defaults.get(section, {})
         return {key: value for key, value in defaults.items() if key not in given}
 
     @contextmanager
     def at_fault(self) -> Iterator[None]:
-        """Name the spec's file in the message of an error that shows only with its data and model."""
+        """Add the spec's file to the message of an error that appears only with its data or model."""
         try:
             yield
         except FedA2LError as error:
             raise type(error)(self._source.before(str(error)), see=error.see) from error
 
     def to_toml(self) -> str:
-        """The spec as a TOML file that parses back to it; keys without a value are left out."""
+        """Return the spec as TOML that parses back to it; keys without a value are left out."""
         return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
 
 
@@ -133,7 +136,7 @@ def _parameters(of: object) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, None left out: what TOML can write."""
+    """Convert to what TOML can hold: tuples become lists, and None is left out."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     return list(value) if isinstance(value, tuple) else value

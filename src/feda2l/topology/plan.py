@@ -67,7 +67,7 @@ class Plan:
 
     @classmethod
     def of(cls, rows: SparseRows, targets: NDArray[np.int64], like: Tensor) -> "Plan":
-        """Plan the product of these rows with matrices `like` this one; row i becomes row `targets[i]` of the result."""
+        """Plan the product of these rows with matrices `like` this one; row i is written to row `targets[i]`."""
         groups = rows.groups()
         _, first = np.unique(groups, return_index=True)
         length = np.diff(rows.offsets)[first]
