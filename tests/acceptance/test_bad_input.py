@@ -388,7 +388,7 @@ def test_rounds_cut_short_of_the_checkpoint_are_refused(cli: Cli, finished: Path
     rounds = finished / "rounds.jsonl"
     cut = rounds.read_bytes()[:-20]
     rounds.write_bytes(cut)
-    refused(resume(cli, finished), "rounds.jsonl", "3 whole rounds", "round 4")
+    refused(resume(cli, finished), "rounds.jsonl", "3 complete rounds", "round 4")
     assert rounds.read_bytes() == cut
 
 

@@ -254,7 +254,7 @@ def test_models_of_all_nodes_make_the_mean_model(tmp_path):
         ({"latency_ms": float("nan")}, "network.latency_ms = nan"),
         ({"bandwidth_mbit": 0}, "network.bandwidth_mbit = 0: input should be greater than 0"),
         ({"file": "none.csv"}, "network.file = none.csv cannot be read"),
-        ({"file": "x.csv", "links": "lan"}, "network.links and network.file both say what links are like"),
+        ({"file": "x.csv", "links": "lan"}, "network.links and network.file both define the links"),
         ({"latency": 3}, "network.latency: unknown key; did you mean 'latency_ms'?"),
     ],
 )

@@ -245,7 +245,7 @@ class NetworkSpec(Section):
             look_up(self.speed, SPEEDS, "network.speed")
         if self.speed != 1 and self.compute_ms is None:
             raise FedA2LError(
-                "network.speed has no effect without network.compute_ms, the time of one gradient; set both"
+                "network.speed has no effect without the time of one gradient; set network.compute_ms too"
             )
         for key in ("links", "latency_ms", "bandwidth_mbit"):
             if self.file is not None and getattr(self, key) is not None:
