@@ -148,7 +148,7 @@ def test_a_run_with_estimates_learns_the_same_packed_and_resumed(tmp_path: Path)
 
 def test_the_figure_draws_what_the_run_recorded(tmp_path: Path) -> None:
     run = feda2l.run(SMALL, out=tmp_path / "with", progress=False)
-    plain = feda2l.run({**SMALL, "evaluation": {}}, out=tmp_path / "without", progress=False)
+    plain = feda2l.run({**SMALL, "seed": 2, "evaluation": {}}, out=tmp_path / "without", progress=False)
     figure = theory_figure([run.path, plain.path])
     assert figure is not None
     left, right = figure.axes
@@ -160,7 +160,8 @@ def test_the_figure_draws_what_the_run_recorded(tmp_path: Path) -> None:
     for label, key in (("mean of ||grad f||²", "gradient"), ("eta0 s² / N, times C2", "noise")):
         assert np.array(curves[label].get_xydata())[-1].tolist() == [3, terms[key]]
     assert theory_figure([plain.path]) is None
-    report([tmp_path], tmp_path / "report")
+    tables, _ = report([tmp_path], tmp_path / "report")
+    assert len(tables) == 1
     assert (tmp_path / "report" / "figures" / "theory.svg").exists()
 
 
@@ -185,3 +186,14 @@ def test_nodes_that_miss_rounds_still_count_in_f(tmp_path: Path) -> None:
 def test_peers_are_refused_by_name() -> None:
     with pytest.raises(FedA2LError, match=r"evaluation\.theory_every = 5: .* all nodes"):
         refuse_network(Spec.parse({"evaluation": {"theory_every": 5}}))
+
+
+def test_a_report_does_not_tell_runs_apart_by_their_estimates(tmp_path: Path) -> None:
+    """One seed with estimates, one without; the second was made before `rates.window_form` existed."""
+    feda2l.run(SMALL, out=tmp_path / "a", progress=False)
+    old = feda2l.run({**SMALL, "seed": 2, "evaluation": {}}, out=tmp_path / "b", progress=False)
+    text = old.folder.spec.read_text()
+    assert 'window_form = "sample"\n' in text
+    old.folder.spec.write_text(text.replace('window_form = "sample"\n', ""))
+    ((table,), _) = report([tmp_path], tmp_path / "report")
+    assert [len(cell.seeds) for _, cell in table.cells] == [2]

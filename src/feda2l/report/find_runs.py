@@ -18,8 +18,15 @@ from feda2l.records.run_folder import RunFolder
 from feda2l.report.run_records import ENDED, BundledRecords, FolderRecords, RunRecords, summary_of
 from feda2l.studies.cells import STAGES
 
-# where a run goes and how fast; precision is the one key of [runtime] that changes numbers
-IRRELEVANT = ("name", "runtime.device", "runtime.engine", "runtime.deterministic", "runtime.workers")
+# keys that do not change a run's numbers; precision is the only key of [runtime] that does
+IRRELEVANT = (
+    "name",
+    "evaluation.theory_every",
+    "runtime.device",
+    "runtime.engine",
+    "runtime.deterministic",
+    "runtime.workers",
+)
 TRIALS = "left out, the trials that a study's settings were chosen by"
 SHOWN = 6  # paths named for one reason; the rest is counted
 

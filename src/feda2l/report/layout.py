@@ -114,7 +114,8 @@ def _value(run: FoundRun, key: str) -> str:
 def _defaults() -> dict[str, Any]:
     """Of the sections whose keys are the same for all runs; what a rule or an algorithm asks for is its own."""
     every = Spec().model_dump(exclude_none=True)
-    return flatten({section: every[section] for section in ("data", "topology", "training", "evaluation", "runtime")})
+    shared = {section: every[section] for section in ("data", "topology", "training", "evaluation", "runtime")}
+    return flatten(shared) | {"rates.window_form": "sample"}  # runs made before this key existed are like today's
 
 
 def label(run: FoundRun, keys: Iterable[str], usual: Mapping[str, Any] | None = None) -> str:
