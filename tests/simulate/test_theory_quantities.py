@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import feda2l
@@ -18,6 +19,7 @@ from feda2l.peer.check import refuse_network
 from feda2l.records.theory import THEORY, theorem_terms
 from feda2l.report.report import report
 from feda2l.report.theory_figure import theory_figure
+from feda2l.runs.assemble import assemble
 from feda2l.runs.datasets import Loaded
 from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
@@ -197,3 +199,42 @@ def test_a_report_does_not_tell_runs_apart_by_their_estimates(tmp_path: Path) ->
     old.folder.spec.write_text(text.replace('window_form = "sample"\n', ""))
     ((table,), _) = report([tmp_path], tmp_path / "report")
     assert [len(cell.seeds) for _, cell in table.cells] == [2]
+
+
+NORMED = """
+class Normed(nn.Sequential):
+    def __init__(self):
+        frozen = nn.Linear(64, 32).requires_grad_(False)
+        super().__init__(nn.Flatten(), frozen, nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 10))
+"""
+
+
+@pytest.mark.parametrize("topology", ["ring", "full"])
+def test_statistics_frozen_layers_and_dropout(
+    tmp_path: Path, module: Callable[[str], str], digits: Loaded, topology: str
+) -> None:
+    """The estimate in round 2 is that of the mean model after round 1, as a user would compute it."""
+    settings = {
+        "rounds": 1,
+        "data": {"nodes": 4, "alpha": 1.0},
+        "model": {"name": f"{module(NORMED)}:Normed"},
+        "topology": {"name": topology, "weights": "metropolis"},
+        "evaluation": {"theory_every": 1},
+        "runtime": {"workers": 0},
+    }
+    model = feda2l.run(settings, out=tmp_path / "one", progress=False).model()
+    record = feda2l.run(settings | {"rounds": 2}, out=tmp_path / "two", progress=False).folder.read()[1]
+    plan = assemble(Spec.parse(settings), digits).live.plan
+    trainable = [
+        parameter.requires_grad_() for name, parameter in model.named_parameters() if not name.startswith("1.")
+    ]
+    losses, gradients = [], []
+    for shard in plan.member.shards:
+        loss = F.cross_entropy(model(digits.train.inputs(shard)), digits.train.targets(shard))
+        losses.append(loss.item())
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable)]))
+    whole = torch.stack(gradients).mean(dim=0)
+    assert record["objective"] == pytest.approx(sum(losses) / 4, rel=1e-5)
+    assert record["squared_gradient"] == pytest.approx(whole.square().sum().item(), rel=1e-4)
+    apart = sum((gradient - whole).square().sum().item() for gradient in gradients) / 4
+    assert record["heterogeneity"] == pytest.approx(apart, rel=1e-4)
