@@ -117,10 +117,10 @@ def test_nodes_of_held_out_pictures_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train/cat/0.png": None}, "has no line for 1 of 10 pictures, the first is train/cat/0.png"),
-        ({"train/cat/9.png": "a"}, "line 12: there is no picture train/cat/9.png"),
-        ({"train/cat/0.png": ""}, "line 2: no node for 'train/cat/0.png'"),
-        ({"train/cat/0.png": "a\ntrain/cat/0.png,b"}, "line 3: train/cat/0.png has a second line"),
+        ({"train/cat/0.png": None}, "has no line for 1 of 10 pictures; the first of these is train/cat/0.png"),
+        ({"train/cat/9.png": "a"}, "line 12, column 'path': the picture train/cat/9.png does not exist"),
+        ({"train/cat/0.png": ""}, "line 2, column 'node': the cell is empty"),
+        ({"train/cat/0.png": "a\ntrain/cat/0.png,b"}, "line 3, column 'path': train/cat/0.png has a second line"),
     ],
 )
 def test_nodes_that_are_not_right_are_named(tmp_path: Path, change: dict[str, str | None], message: str) -> None:
@@ -133,8 +133,8 @@ def test_nodes_that_are_not_right_are_named(tmp_path: Path, change: dict[str, st
 
 def test_nodes_without_their_heading_are_named(tmp_path: Path) -> None:
     pets(tmp_path)
-    write_nodes(tmp_path, {}, heading="path,writer")
-    with pytest.raises(FedA2LError, match=r"nodes.csv has no column 'node'; expected a first line `path,node`"):
+    write_nodes(tmp_path, {"train/cat/0.png": "a"}, heading="path,writer")
+    with pytest.raises(FedA2LError, match=r"nodes.csv has no column 'node'; known: path, writer"):
         folder.load(tmp_path)
     (tmp_path / "nodes.csv").write_bytes(b"path,node\n\xff,a\n")
     with pytest.raises(FedA2LError, match=r"nodes.csv cannot be read"):
@@ -170,27 +170,27 @@ def test_a_layout_that_is_not_right_is_named(tmp_path: Path) -> None:
 
     fails(f"{tmp_path / 'train'} is not a folder; expected FOLDER/train/CLASS/PICTURE")
     (tmp_path / "train").mkdir()
-    fails(f"{tmp_path / 'train'} holds no class")
+    fails(f"{tmp_path / 'train'} contains no class")
     draw(tmp_path / "train" / "cat" / "0.png")
-    fails("holds only the class 'cat'")
+    fails("contains only the class 'cat'")
     (tmp_path / "train" / "dog").mkdir()
-    fails(f"{tmp_path / 'train' / 'dog'} holds no picture")
+    fails(f"{tmp_path / 'train' / 'dog'} contains no picture")
     draw(tmp_path / "train" / "dog" / "0.png")
     stray = draw(tmp_path / "train" / "0.png")
     assert stray.shape == (3, 4, 6)
-    fails(f"{tmp_path / 'train' / '0.png'} lies outside the folder of a class")
+    fails(f"{tmp_path / 'train' / '0.png'} is not in the folder of a class")
     (tmp_path / "train" / "0.png").unlink()
     draw(tmp_path / "test" / "bird" / "0.png")
-    fails(f"{tmp_path / 'test' / 'bird'}: there is no class 'bird' in {tmp_path / 'train'}")
+    fails(f"{tmp_path / 'test' / 'bird'}: {tmp_path / 'train'} has no class 'bird'")
     draw(tmp_path / "train" / "dog" / "node" / "0.png")
-    fails(f"{tmp_path / 'train' / 'dog' / 'node'} is a folder inside that of a class.*nodes stand in nodes.csv")
+    fails(f"{tmp_path / 'train' / 'dog' / 'node'} is a folder inside the folder of a class.*list the nodes in")
 
 
 def test_a_class_may_be_absent_from_the_test(tmp_path: Path) -> None:
     pets(tmp_path)
     for path in (tmp_path / "test" / "dog").iterdir():
         path.unlink()
-    with pytest.raises(FedA2LError, match="dog holds no picture"):  # empty is a mistake, absent is not
+    with pytest.raises(FedA2LError, match="dog contains no picture"):  # empty is a mistake, absent is not
         folder.load(tmp_path)
     (tmp_path / "test" / "dog").rmdir()
     assert folder.load(tmp_path).test_y.tolist() == [0, 0]

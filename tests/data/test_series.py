@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from feda2l.data import beijing, catalog, download, exchange_rate
+from feda2l.data.csv_table import parse_csv
 from feda2l.data.download import File, digest
 from feda2l.data.series import (
     Lengths,
@@ -27,7 +28,6 @@ from feda2l.data.series import (
     window_mean,
     windows,
 )
-from feda2l.data.series_text import read_columns
 from feda2l.errors import FedA2LError
 
 SHORT = Lengths(3, 2)
@@ -281,7 +281,7 @@ def test_a_truncated_file_of_rates_is_named(official: Path, tmp_path: Path) -> N
     path.write_bytes(content[:1000])
     with pytest.raises(FedA2LError, match=f"{path} is damaged: expected 177142 bytes, found 1000"):
         exchange_rate.load(tmp_path)
-    with pytest.raises(FedA2LError, match=f"cannot read {path}"):
+    with pytest.raises(FedA2LError, match=f"{path} cannot be read"):
         exchange_rate.read(path)
 
 
@@ -302,8 +302,8 @@ def test_a_line_of_rates_with_a_value_too_few_is_found(tmp_path: Path) -> None:
 def test_an_empty_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FedA2LError, match="is empty"):
         exchange_rate.read(write_rates(tmp_path, []))
-    with pytest.raises(FedA2LError, match="here is empty"):
-        read_columns("here", "a,b\n")
+    with pytest.raises(FedA2LError, match="here has no row below its first line"):
+        parse_csv("here", "a,b\n")
 
 
 def test_a_series_shorter_than_a_window_is_named(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def hour(number: int, *, wind: str = '"NW"', **cells: str) -> str:
 
 
 def station(lines: list[str], **options: object) -> Series:
-    table = read_columns("here.csv", "\r\n".join([HEADER, *lines, ""]))
+    table = parse_csv("here.csv", "\r\n".join([HEADER, *lines, ""]))
     return beijing.read([("Here", table)], **{"lengths": (3, 2), **options})  # type: ignore[arg-type]
 
 
@@ -356,7 +356,7 @@ def test_the_order_of_the_lines_does_not_matter() -> None:
 
 def test_stations_share_one_clock() -> None:
     tables = [
-        (name, read_columns(name, "\n".join([HEADER, *lines])))
+        (name, parse_csv(name, "\n".join([HEADER, *lines])))
         for name, lines in {"late": LINES[10:], "early": LINES[:90]}.items()
     ]
     series = beijing.read(tables, lengths=(3, 2))
@@ -387,7 +387,7 @@ def test_a_cell_that_is_not_right_is_found(cells: dict[str, str], words: str) ->
     ("lines", "words"),
     [
         ([*LINES[:5], "6,2013,3", *LINES[6:]], "line 7: expected 18 values, found 3"),
-        ([*LINES, LINES[20]], "lines 22 and 102 are of the same hour"),
+        ([*LINES, LINES[20]], "line 102: the hour is the same as in here.csv, line 22"),
         ([hour(number, O3="NA") for number in range(100)], "every value of column 'O3' is missing"),
         ([hour(number, wind="NA") for number in range(100)], "a value in every hour is missing"),
     ],
@@ -406,8 +406,8 @@ def test_a_station_without_a_whole_window_is_named() -> None:
 
 
 def test_a_missing_column_is_named() -> None:
-    table = read_columns("here.csv", "\n".join([HEADER.replace("PRES", "PRESS"), *LINES]))
-    with pytest.raises(FedA2LError, match=r"here.csv has no column 'PRES'; its columns: No, year, .*PRESS"):
+    table = parse_csv("here.csv", "\n".join([HEADER.replace("PRES", "PRESS"), *LINES]))
+    with pytest.raises(FedA2LError, match=r"here.csv has no column 'PRES'; known: No, year, .*PRESS"):
         beijing.read([("Here", table)])
 
 

@@ -69,7 +69,7 @@ def test_columns_can_be_chosen_and_the_time_left_out(tmp_path: Path) -> None:
     assert series.channels == 1
     words = (
         rf"{path}, line 2, column 'time': expected a number or an empty cell, found '2024-01-01 00:00'; if this "
-        r"column is not to be forecast, name those that are in data.columns, or take it out of the file"
+        r"column is not to be forecast, list the columns to forecast in data.columns, or remove it from the file"
     )
     with pytest.raises(FedA2LError, match=words):
         series_file.load(path, lengths=LENGTHS)
@@ -83,8 +83,8 @@ def test_a_stride_and_an_end_with_empty_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "options", "words"),
     [
-        (["x,y", *rows(40)], {"node": "site"}, r"has no column 'site'; its columns: x, y"),
-        (["x,y", *rows(40)], {"variates": ["z"]}, r"has no column 'z'; its columns: x, y"),
+        (["x,y", *rows(40)], {"node": "site"}, r"has no column 'site'; known: x, y"),
+        (["x,y", *rows(40)], {"variates": ["z"]}, r"has no column 'z'; known: x, y"),
         (["x,y", *rows(40)], {"variates": []}, r"own.csv has no column to forecast"),
         (["site", "a", "b"], {"node": "site"}, r"own.csv has no column beside 'site' to forecast"),
         (["x,x", *rows(40)], {}, r"own.csv has two columns 'x'"),
@@ -103,7 +103,7 @@ def test_a_stride_and_an_end_with_empty_lines(tmp_path: Path) -> None:
             {"node": "site"},
             r"own.csv: b has no line without a missing value",
         ),
-        (["x,y"], {}, r"own.csv is empty"),
+        (["x,y"], {}, r"own.csv has no row below its first line"),
         ([], {}, r"own.csv is empty"),
     ],
 )

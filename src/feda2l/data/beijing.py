@@ -1,4 +1,4 @@
-"""Air quality at twelve stations in Beijing, hourly from 2013-03-01 to 2017-02-28: 11 variates, a station a node.
+"""Hourly air quality at 12 stations in Beijing, 2013-03-01 to 2017-02-28: 11 variates, one node per station.
 
 S. Zhang, B. Guo, A. Dong, J. He, Z. Xu, S. X. Chen, "Cautionary Tales on Air-Quality Improvement in Beijing",
 Proceedings of the Royal Society A 473, 2017; UCI Machine Learning Repository, data set 501 (CC BY 4.0).
@@ -11,15 +11,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from feda2l.data.csv_table import CsvTable, parse_csv
 from feda2l.data.download import Archive, File, locate
 from feda2l.data.errors import damaged_data_error
 from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_windows
-from feda2l.data.series_text import Columns, read_columns
 from feda2l.errors import FedA2LError
 
 DATASET = "beijing_air_quality"
 VARIATES = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "RAIN", "WSPM")
-WIND = "wd"  # the direction, in words: not forecast, but an hour without it counts as incomplete
+WIND = "wd"  # the direction as a word: it is not forecast, but an hour without it counts as incomplete
 MISSING = "NA"
 CLOCK = {"year": (1900, 2200), "month": (1, 12), "day": (1, 31), "hour": (0, 23)}
 
@@ -44,8 +44,8 @@ def file_name(station: str) -> str:
     return f"PRSA_Data_{station}_20130301-20170228.csv"
 
 
-# UCI publishes an archive that holds an archive that holds the folder. It publishes no sums; this one is listed by
-# several independent projects, and the files' were computed from two copies that agree byte for byte.
+# UCI publishes an archive inside an archive, and no checksums. Several independent projects list this checksum of the
+# archive. The checksums of the files were computed from two copies with equal bytes.
 ARCHIVE = Archive(
     dataset=DATASET,
     url="https://archive.ics.uci.edu/static/public/501/beijing+multi+site+air+quality+data.zip",
@@ -66,29 +66,29 @@ def load(
     stride: int = 1,
     crossing: Literal["drop", "train"] = "drop",
 ) -> Series:
-    """The twelve stations from the official files in the data folder `folder`: 35,822 windows of complete hours."""
+    """Load the 12 stations from the official files in the data folder `folder`: 35,822 windows of complete hours."""
     place = locate(ARCHIVE, folder)
-    # one by one, so that the words of one file only are in memory
+    # a generator, so that the strings of only one file are in memory
     tables = ((station, _table(place / file_name(station))) for station in STATIONS)
     return read(tables, lengths=lengths, train_fraction=train_fraction, stride=stride, crossing=crossing)
 
 
 def read(
-    tables: Iterable[tuple[str, Columns]],
+    tables: Iterable[tuple[str, CsvTable]],
     *,
     lengths: tuple[int, int] = (96, 96),
     train_fraction: float = 0.8,
     stride: int = 1,
     crossing: Literal["drop", "train"] = "drop",
 ) -> Series:
-    """The same from any tables of that form, by the names of the stations.
+    """Build the data set from tables of that form, given with the names of their stations.
 
-    An hour with a missing value in any column, the wind's direction included, is incomplete. The hours are put on one
-    grid, common to the stations, and only windows of complete hours are used (`split_windows`).
+    An hour with a missing value in any column, including the wind direction, is incomplete. All stations share one grid
+    of hours. Only windows of complete hours are used (`split_windows`).
     """
     stations = [(name, _station(table)) for name, table in tables]
     if not stations:
-        raise FedA2LError(f"{DATASET} needs at least one station")
+        raise FedA2LError(f"{DATASET}: no station is given; at least one station is needed")
     begin = min(int(station.hours.min()) for _, station in stations)
     end = max(int(station.hours.max()) for _, station in stations) + 1
     given = Lengths(*lengths)
@@ -104,51 +104,50 @@ def read(
 
 
 class Station(NamedTuple):
-    """The complete hours of a station, counted from 1970, and their values [hours, variates]."""
+    """The complete hours of a station, as hours since 1970, and their values [hours, variates]."""
 
     hours: NDArray[np.int64]
     values: Rows
 
 
-def _station(table: Columns) -> Station:
+def _station(table: CsvTable) -> Station:
     values = table.numbers(VARIATES, missing=(MISSING,))
     hours = _hours(table)
     empty = np.isnan(values).all(axis=0)
-    complete = ~np.isnan(values).any(axis=1) & (table.words(WIND) != MISSING)
+    complete = ~np.isnan(values).any(axis=1) & (np.array(table.words(WIND)) != MISSING)
     if not complete.any():
         which = f"every value of column {VARIATES[int(empty.argmax())]!r}" if empty.any() else "a value in every hour"
-        raise damaged_data_error(f"{table.source} cannot be used: {which} is missing")
+        raise damaged_data_error(f"{table.source} cannot be used: {which} is missing; fetch the data again")
     return Station(hours[complete], values[complete])
 
 
-def _hours(table: Columns) -> NDArray[np.int64]:
-    """The hours since 1970-01-01 of the rows, each once."""
+def _hours(table: CsvTable) -> NDArray[np.int64]:
+    """The hour of each row, counted from 1970-01-01; two rows of the same hour are an error."""
     parts = {}
     clock = table.numbers(tuple(CLOCK))
     for numbers, (column, (least, most)) in zip(clock.T, CLOCK.items(), strict=True):
         wrong = (numbers < least) | (numbers > most) | (numbers % 1 != 0)
         if wrong.any():
-            line = int(wrong.argmax())
+            row = int(wrong.argmax())
             raise damaged_data_error(
-                f"{table.source}, line {table.first + line}, column {column!r}: expected a whole number in {least}.."
-                f"{most}, found {numbers[line]:g}"
+                f"{table.where(row, column)}: expected a whole number in {least}..{most}, found {numbers[row]:g}"
             )
         parts[column] = numbers.astype(np.int64)
     months = ((parts["year"] - 1970) * 12 + parts["month"] - 1).astype("datetime64[M]")
     days = months.astype("datetime64[D]").astype(np.int64) + parts["day"] - 1
     hours: NDArray[np.int64] = days * 24 + parts["hour"]
     order = np.argsort(hours, kind="stable")
-    if (twice := np.flatnonzero(np.diff(hours[order]) == 0)).size:
-        lines = sorted(table.first + order[twice[0] : twice[0] + 2])
-        raise damaged_data_error(f"{table.source}: lines {lines[0]} and {lines[1]} are of the same hour")
+    if (repeated := np.flatnonzero(np.diff(hours[order]) == 0)).size:
+        first, second = order[repeated[0] : repeated[0] + 2].tolist()  # in order: the sort is stable
+        raise damaged_data_error(f"{table.where(second)}: the hour is the same as in {table.where(first)}")
     return hours
 
 
-def _table(path: Path) -> Columns:
+def _table(path: Path) -> CsvTable:
     try:
         text = path.read_text(encoding="ascii")
     except OSError as error:
-        raise damaged_data_error(f"cannot read {path}: {error.strerror or error}") from error
+        raise damaged_data_error(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise damaged_data_error(f"{path} is damaged: byte {error.start} is not text") from error
-    return read_columns(str(path), text)
+        raise damaged_data_error(f"{path} is damaged: byte {error.start} is not text; fetch it again") from error
+    return parse_csv(str(path), text)

@@ -1,14 +1,13 @@
-"""A user's own pictures: `train/CLASS/*` and `test/CLASS/*`, the layout of torchvision's `ImageFolder` in two parts."""
+"""A user's own pictures in `train/CLASS/*` and `test/CLASS/*`, each with the layout of torchvision's `ImageFolder`."""
 
-import csv
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feda2l.data.csv_table import read_csv
 from feda2l.data.errors import own_data_error
 from feda2l.data.images import Images
 from feda2l.data.labels import groups_of, hold_out, numbered
@@ -17,21 +16,26 @@ from feda2l.data.pictures import describe, gather, say
 __all__ = ["load"]
 
 _NODES = "nodes.csv"
-_LAYOUT = "expected FOLDER/train/CLASS/PICTURE and, for the test, FOLDER/test/CLASS/PICTURE"
+_LAYOUT = "expected FOLDER/train/CLASS/PICTURE and, for the test set, FOLDER/test/CLASS/PICTURE"
 
 
 def load(
     path: str | os.PathLike[str], *, test_share: float = 0.2, seed: int = 0, processes: int | None = None
 ) -> Images:
-    """The pictures of a folder, by class in alphabetical order, then by file name.
+    """Load the pictures of a folder, ordered by class and then by file name.
 
-    Without a folder `test`, the `test_share` of each class is drawn with `seed` and held out, which is said. All
-    pictures have one size; they have three channels unless all are grey. `mean` and `std` are those of the training
-    pictures, divided by 255. Names that start with a dot are passed over, every other file must be a picture.
+    All pictures must have the same size. They have three channels unless all of them are grey. `mean` and `std` are
+    those of the training pictures, divided by 255. Names that start with a dot are ignored; every other file must be a
+    picture.
 
-    Which node a picture belongs to stands in `nodes.csv` beside `train`, if the data come from nodes: lines
-    `path,node` under that heading, `path` as in `train/CLASS/PICTURE`, one for each picture in `train`. The nodes are
-    numbered in order of their names.
+    If the data come from nodes, a file `nodes.csv` beside `train` names the node of each picture. Its first line is
+    `path,node`, followed by one line per picture in `train`, with `path` as in `train/CLASS/PICTURE`. The nodes are
+    numbered in the order of their names.
+
+    Args:
+        test_share: without a folder `test`, the share of each class that is held out for the test set.
+        seed: draws the pictures that are held out.
+        processes: worker processes that decode pictures; by default one per core for large folders.
     """
     root = Path(path).expanduser()
     train = _listing(root, "train")
@@ -41,7 +45,7 @@ def load(
     if (root / "test").exists():
         test = _listing(root, "test")
         if unknown := [name for name in test if name not in train]:
-            raise own_data_error(f"{root / 'test' / unknown[0]}: there is no class {unknown[0]!r} in {root / 'train'}")
+            raise own_data_error(f"{root / 'test' / unknown[0]}: {root / 'train'} has no class {unknown[0]!r}")
         own, known = _flat(test, classes)
         tested = np.repeat([False, True], [len(names), len(own)])
         names, labels = names + own, np.concatenate([labels, known])
@@ -49,7 +53,7 @@ def load(
         tested = hold_out(labels, share=test_share, seed=seed)
         say(
             f"{root} has no folder test: {tested.sum():,} of {len(names):,} pictures, {test_share:g} of each class "
-            f"(seed {seed}), are held out for the test"
+            f"(seed {seed}), are held out for the test set"
         )
     trained = ~tested
     groups = _groups(root, names[:listed], trained[:listed])
@@ -76,11 +80,11 @@ def load(
 def _statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of pictures [n, channels, height, width] divided by 255.
 
-    One pass that counts each value: the counts are exact, and so is all that follows but for float64. A channel that
-    never changes has deviation 1, so that it is normalised to 0.
+    One pass counts how often each of the 256 values occurs, so the result is exact up to float64. A constant channel
+    gets a standard deviation of 1, so that it is normalised to 0.
     """
     counts = np.zeros((x.shape[1], 256))
-    for start in range(0, len(x), 256):  # bincount makes eight bytes of each
+    for start in range(0, len(x), 256):  # in parts: bincount needs 8 bytes per value
         for channel in range(x.shape[1]):
             counts[channel] += np.bincount(x[start : start + 256, channel].ravel(), minlength=256)
     values = np.arange(256) / 255
@@ -91,28 +95,28 @@ def _statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, .
 
 
 def _listing(root: Path, part: str) -> dict[str, list[str]]:
-    """The names of the pictures in each class of a part, relative to the root."""
+    """The names of the pictures in each class of a part, relative to `root`."""
     if not (root / part).is_dir():
         raise own_data_error(f"{root / part} is not a folder; {_LAYOUT}")
     listing = {}
     for folder in _entries(root / part):
         if not folder.is_dir():
-            raise own_data_error(f"{folder} lies outside the folder of a class; {_LAYOUT}")
+            raise own_data_error(f"{folder} is not in the folder of a class; {_LAYOUT}")
         names = []
         for picture in _entries(folder):
             if picture.is_dir():
                 raise own_data_error(
-                    f"{picture} is a folder inside that of a class; {_LAYOUT}; nodes stand in {_NODES}"
+                    f"{picture} is a folder inside the folder of a class; {_LAYOUT}; list the nodes in {_NODES}"
                 )
             names.append(picture.relative_to(root).as_posix())
         if not names:
-            raise own_data_error(f"{folder} holds no picture; remove it, or fill it")
+            raise own_data_error(f"{folder} contains no picture; add pictures or remove the folder")
         listing[folder.name] = names
     if not listing:
-        raise own_data_error(f"{root / part} holds no class; {_LAYOUT}")
+        raise own_data_error(f"{root / part} contains no class; {_LAYOUT}")
     if part == "train" and len(listing) == 1:
         raise own_data_error(
-            f"{root / part} holds only the class {next(iter(listing))!r}; there is nothing to tell apart"
+            f"{root / part} contains only the class {next(iter(listing))!r}; at least two classes are needed"
         )
     return listing
 
@@ -125,43 +129,27 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _flat(listing: dict[str, list[str]], classes: list[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """All names, and the label of each."""
+    """All names, and the label of each name."""
     owners = [owner for owner, names in listing.items() for _ in names]
     return [name for names in listing.values() for name in names], numbered(owners, classes)
 
 
 def _groups(root: Path, names: list[str], train: NDArray[np.bool_]) -> NDArray[np.int64] | None:
-    """The node number of each training picture, if there is a `nodes.csv`; lines of test pictures are passed over."""
+    """The node number of each training picture, if there is a `nodes.csv`; its lines of test pictures are ignored."""
     path = root / _NODES
     if not path.exists():
         return None
+    table = read_csv(path, skip_empty=True)
     nodes: dict[str, str] = {}
     known = set(names)
-    for where, name, node in _lines(path):
+    for row, (name, node) in enumerate(zip(table.words("path"), table.filled_words("node"), strict=True)):
         if name in nodes:
-            raise own_data_error(f"{where}: {name} has a second line")
+            raise own_data_error(f"{table.where(row, 'path')}: {name} has a second line; remove one of them")
         if name not in known and not (root / name).is_file():
-            raise own_data_error(f"{where}: there is no picture {name}")
+            raise own_data_error(f"{table.where(row, 'path')}: the picture {name} does not exist")
         nodes[name] = node
     if absent := [name for name in names if name not in nodes]:
         raise own_data_error(
-            f"{path} has no line for {len(absent):,} of {len(names):,} pictures, the first is {absent[0]}"
+            f"{path} has no line for {len(absent):,} of {len(names):,} pictures; the first of these is {absent[0]}"
         )
     return groups_of([nodes[name] for name in names], train)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Where each line of a `nodes.csv` stands, its picture and its node."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            if missing := {"path", "node"} - set(reader.fieldnames or ()):
-                raise own_data_error(f"{path} has no column {sorted(missing)[0]!r}; expected a first line `path,node`")
-            for row in reader:
-                where = f"{path}, line {reader.line_num}"
-                name, node = (row["path"] or "").strip(), (row["node"] or "").strip()
-                if not node:
-                    raise own_data_error(f"{where}: no node for {name!r}")
-                yield where, name, node
-    except (OSError, ValueError, csv.Error) as error:
-        raise own_data_error(f"{path} cannot be read: {error}") from error
