@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1] / "src" / "feda2l"
 FOUNDATION = {
     "equations",
     "errors",
+    "http_server",
     "imports",
     "layers",
     "names",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from feda2l import http_server
 from feda2l.errors import FedA2LError
 from feda2l.peer import monitor as module
 from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
@@ -232,7 +233,7 @@ def test_other_paths_and_methods(monitor: Monitor) -> None:
     assert get(monitor, "/")[0] == 404
     assert get(monitor, "/metrics?name=x")[0] == 200
     assert get(monitor, "/health", "HEAD") == (200, "application/json", "")
-    assert get(monitor, "/metrics", "POST")[0] == 501
+    assert get(monitor, "/metrics", "POST")[0] == 405
 
 
 def test_a_port_in_use_is_the_users_to_mend() -> None:
@@ -272,7 +273,7 @@ def test_two_nodes_in_one_process_do_not_share_metrics(monitor: Monitor) -> None
 def test_clients_that_say_nothing_hold_up_neither_the_node_nor_the_end(
     monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module._Handler, "timeout", 0.3)
+    monkeypatch.setattr(http_server._Handler, "timeout", 0.3)
     assert monitor.address
     where = ("127.0.0.1", int(monitor.address.rpartition(":")[2]))
     silent = [socket.create_connection(where) for _ in range(module.CONNECTIONS * 3)]

@@ -1,6 +1,5 @@
 """The live view of a folder, as `feda2l watch` serves it, in a thread of the test."""
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +15,15 @@ from feda2l.watch.serve import HOST, LiveServer
 
 @contextmanager
 def served(folder: Path, port: int = 0) -> Iterator[Any]:
-    """A server with its `address`; ended as Ctrl-C ends it."""
+    """A server with its `address`; it is closed as Ctrl-C closes it."""
     serve.TICK = 0.1
-    listener = listen(HOST, port)
-    server: Any = LiveServer(Follower(folder), live_page())
-    server.address = f"http://{HOST}:{listener.getsockname()[1]}/"
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.handle_exit(signal.SIGINT, None)
-        thread.join()
-        listener.close()
+    with LiveServer(listen(HOST, port), Follower(folder), live_page()) as server:
+        address = f"http://{HOST}:{server.server_port}/"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        server.address = address  # type: ignore[attr-defined]
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -58,10 +59,13 @@ def test_nobody_looks_at_the_files_when_no_page_is_open(serve: Callable[..., Any
     stream = urllib.request.urlopen(server.address + "events")
     assert stream.headers.get_content_type() == "text/event-stream"
     assert [stream.readline() for _ in range(3)] == [b"retry: 1000\n", b"\n", b"event: news\n"]
-    assert server.live._listeners == 1
+    assert server.listeners == 1
     stream.close()
-    while server.live._listeners or not server.live._looking.done():
+    while server.listeners:
         pass  # the test's time limit is the limit
+    seen, server.follower.look = [], lambda: seen.append(1)
+    time.sleep(0.3)  # three ticks
+    assert not seen
 
 
 def test_a_stream_ends_with_the_server(tmp_path: Path) -> None:
@@ -101,13 +105,12 @@ def test_without_a_port_the_next_free_one_is_taken(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_folder_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(FedA2LError, match="nowhere: is not a folder; name a run's"):
+    with pytest.raises(FedA2LError, match="nowhere: is not a folder; name the folder of a run"):
         watch(tmp_path / "nowhere", None, open_browser=False)
 
 
 def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "feda2l.watch.serve", raising=False)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(FedA2LError, match=r"pip install 'feda2l\[watch\]'"):
         watch(tmp_path, None, open_browser=False)
 

@@ -27,7 +27,7 @@ EXTRAS = {
     "tensorboard": (("tensorboard",), "--track tensorboard, report --tensorboard"),
     "wandb": (("wandb",), "--track wandb"),
     "mlflow": (("mlflow-skinny", "sqlalchemy", "alembic"), "--track mlflow"),
-    "watch": (("starlette", "uvicorn", "plotly"), "the live view: watch"),
+    "watch": (("plotly",), "the live view: watch"),
     "lightning": (("pytorch-lightning",), "feda2l.integrations.lightning"),
     "transformers": (("transformers", "accelerate"), "feda2l.integrations.trainer"),
     "flower": (("flwr",), "feda2l.integrations.flower"),

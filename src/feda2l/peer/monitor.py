@@ -5,17 +5,15 @@ The node hands over a frozen status and goes on; a scrape reads the last one. Ne
 
 import json
 import math
-import socket
-import socketserver
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from feda2l.errors import FedA2LError
+from feda2l.http_server import HttpServer, Query, Response, listen
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -28,9 +26,8 @@ PATIENCE = 3.0  # rounds of the usual length (or deadlines) without a round befo
 LEAST = 30.0  # seconds: no alarm for less
 RECENT = 10  # rounds whose longest is the usual length
 PAIRS = 256  # of neighbour and reason counted apart: names in forged messages must not fill the memory
-CONNECTIONS = 8  # served at once; more are closed
+CONNECTIONS = 8  # answered at the same time; more are closed
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's text format
-SLOWEST = 5.0  # seconds a client may take to say what it wants
 _Rows = Sequence[tuple[Mapping[str, str], float | None]]  # the labels of each value, and the value if it is known
 _Metric = tuple[Literal["gauge", "counter"], str, str, _Rows]  # kind, name, help text and values
 
@@ -226,83 +223,26 @@ def _neighbours(neighbours: Sequence[NeighbourStatus]) -> Iterator[_Metric]:
     yield "gauge", "neighbour_waited_seconds", "Seconds a neighbour's message took in the last round", waited
 
 
-class _Server(socketserver.ThreadingMixIn, HTTPServer):
-    """Threads that end with the process, and no more of them than `CONNECTIONS`."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64  # a burst is answered or closed at once, not left waiting
-
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, monitor: Monitor) -> None:
-        self.address_family = family
-        self.monitor = monitor
-        self.registry = _registry(monitor)
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        # not HTTPServer's: it asks the name service who we are, and may wait for it
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no news; the standard server would print a traceback."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    server_version, sys_version = "feda2l", ""  # no versions for strangers
-    timeout = SLOWEST
-
-    def do_GET(self) -> None:
-        from prometheus_client.exposition import generate_latest
-
-        monitor = self.server.monitor
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            self._answer(200, PLAIN, generate_latest(self.server.registry))
-        elif path in ("/health", "/ready"):
-            good, found = monitor.health() if path == "/health" else monitor.ready()
-            self._answer(200 if good else 503, "application/json", json.dumps(found).encode() + b"\n")
-        else:
-            self._answer(404, "text/plain; charset=utf-8", b"/metrics /health /ready\n")
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def _answer(self, code: int, kind: str, body: bytes) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Scrapes every few seconds are no events of the node."""
-
-
-def _serve(address: str, monitor: Monitor) -> _Server:
+def _serve(address: str, monitor: Monitor) -> HttpServer:
     host, port = split_address(address)
+    registry = _registry(monitor)
+
+    def respond(path: str, query: Query) -> Response:
+        if path == "/metrics":
+            from prometheus_client.exposition import generate_latest
+
+            return Response(generate_latest(registry), PLAIN)
+        if path in ("/health", "/ready"):
+            good, facts = monitor.health() if path == "/health" else monitor.ready()
+            return Response(json.dumps(facts).encode() + b"\n", "application/json", 200 if good else 503)
+        return Response(b"/metrics /health /ready\n", status=404)
+
     try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        server = _Server((str(where[0]), int(where[1])), family, monitor)
+        server = HttpServer(listen(host, port), respond, connections=CONNECTIONS)
     except OSError as error:
         raise FedA2LError(
             f'monitor.address = "{address}": the metrics cannot be served there: {error.strerror}; '
-            "choose another port, or leave the key out to serve none",
+            "choose another port, or remove the key to serve no metrics",
             see="port-in-use",
         ) from error
     threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()

@@ -1,4 +1,4 @@
-"""`feda2l watch`: choose a port, say where, serve until Ctrl-C."""
+"""`feda2l watch`: choose a port, print the address, serve until Ctrl-C."""
 
 import contextlib
 import os
@@ -6,41 +6,36 @@ import socket
 import webbrowser
 from pathlib import Path
 
+from feda2l import http_server
 from feda2l.errors import FedA2LError
+from feda2l.watch.follow import Follower
+from feda2l.watch.page import live_page
+from feda2l.watch.serve import HOST, LiveServer
 
-PORT = 8765  # the first that is tried
+PORT = 8765  # the first port to try
 TRIES = 20
-POLITE = 10  # how far this process steps back behind the runs it looks at
+POLITE = 10  # how much the priority of this process is lowered, so that runs go first
 
 
 def watch(folder: Path, port: int | None, *, open_browser: bool) -> None:
-    """Serve the live page of an existing folder or bundle; its runs may still be to come."""
+    """Serve the live page of an existing folder or bundle until Ctrl-C. Runs may start in the folder later."""
     if not folder.is_dir():
         raise FedA2LError(
-            f"{folder}: is not a folder; name a run's, a study's or a swarm's, or a folder in which one will begin",
+            f"{folder}: is not a folder; name the folder of a run, a study or a swarm, or a folder for future runs",
             see="no-run",
         )
-    try:
-        from feda2l.watch.serve import HOST, LiveServer
-    except ImportError as error:
-        raise FedA2LError(
-            f"watch needs starlette and uvicorn ({error}): pip install 'feda2l[watch]'", see="missing-extra"
-        ) from error
-    from feda2l.watch.follow import Follower
-    from feda2l.watch.page import live_page
-
     page = live_page()
-    with listen(HOST, port) as listener, contextlib.suppress(KeyboardInterrupt):
-        address = f"http://{HOST}:{listener.getsockname()[1]}/"
-        print(f"{folder}: {address}\nCtrl-C ends this view; what runs goes on without it", flush=True)
+    with LiveServer(listen(HOST, port), Follower(folder), page) as server, contextlib.suppress(KeyboardInterrupt):
+        address = f"http://{HOST}:{server.server_port}/"
+        print(f"{folder}: {address}\nCtrl-C stops this view; the runs continue", flush=True)
         os.nice(POLITE)
         if open_browser:
             webbrowser.open(address)
-        LiveServer(Follower(folder), page).run(sockets=[listener])
+        server.serve_forever()
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A listening socket at the port, which must be free; without one, at the first free of a few."""
+    """A listening socket at `port`, which must be free. Without a port it is the first free one of a few."""
     if port is not None:
         return _listen(host, port)
     for candidate in range(PORT, PORT + TRIES):
@@ -50,16 +45,11 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just left is free again
     try:
-        listener.bind((host, port))
-        listener.listen()
+        return http_server.listen(host, port)
     except (OSError, OverflowError) as error:
-        listener.close()
         why = getattr(error, "strerror", None) or str(error)
         raise FedA2LError(
             f"--port {port}: cannot be used ({why}); choose another, or leave --port out for a free one",
             see="port-in-use",
         ) from error
-    return listener
