@@ -1,23 +1,27 @@
 """A node's log: what a line holds, what it may cost, and what must not stop the node."""
 
+import ast
 import errno
 import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from feda2l.errors import FedA2LError
 from feda2l.peer import log as module
 from feda2l.peer.log import FILE, INSECURE, NodeLog
+
+LOG_CALL = re.compile(r"\blog\.(debug|info|warning|error|exception)$")
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -274,3 +278,21 @@ def test_many_threads_may_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_folder_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(FedA2LError, match=r"state .*missing.*cannot be written"):
         NodeLog("n0", tmp_path / "missing")
+
+
+def test_every_event_of_a_node_is_listed_and_explained() -> None:
+    """The events in the code, the list in `feda2l.peer.log` and the table in the documentation are the same."""
+    root = Path(module.__file__).parents[1]
+    used = {"log_cannot_be_written", "log_was_interrupted", "message"}  # the log's own
+    for path in [*(root / "peer").glob("*.py"), *(root / "swarm").glob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and LOG_CALL.search(ast.unparse(call.func)):
+                first = call.args[0]
+                choices = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
+                used |= {choice.value for choice in choices if isinstance(choice, ast.Constant)}
+    events = set(get_args(module.Event))
+    assert used == events
+    chapter = (root.parents[1] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    table = chapter.partition("| event | meaning |")[2].partition("\n\n")[0]
+    named = [event for row in table.splitlines()[2:] for event in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(events)

@@ -1,6 +1,6 @@
-"""A node's log: one JSON object a line in its state folder, readable lines on stderr.
+"""A node's log: one JSON object per line in its state folder, readable lines on stderr.
 
-A round never waits for a log: every destination has a thread and a bounded queue of its own, so a hung disk or a
+A round never waits for the log. Every destination has its own thread and its own bounded queue, so a hung disk or a
 reader that does not read costs lines, which are counted, and no time.
 """
 
@@ -24,17 +24,42 @@ from typing import Any, Literal, Self, TextIO
 from feda2l.errors import FedA2LError
 
 Level = Literal["debug", "info", "warning", "error"]
+Event = Literal[
+    "already_finished",
+    "away",
+    "back",
+    "failed",
+    "finished",
+    "left",
+    "listening",
+    "log_cannot_be_written",
+    "log_was_interrupted",
+    "message",
+    "met",
+    "plaintext",
+    "quarantined",
+    "rejected",
+    "rejoined",
+    "reload_failed",
+    "reloaded",
+    "restart_needed",
+    "resumed",
+    "round",
+    "searched",
+    "stranger",
+]
+"""All events that a node logs; the chapter on deployment explains each."""
 FILE = "log.jsonl"
 INSECURE = "INSECURE (plaintext)"
-WAITING = 4096  # lines a destination may be behind before they are dropped
-LONGEST = 2000  # characters of a value: what a neighbour sends must not fill the log
+WAITING = 4096  # lines that may wait for a destination; more are dropped
+LONGEST = 2000  # characters of a value: messages of a neighbour must not fill the log
 PATIENCE = 5.0  # seconds that `close` waits for each destination
 
 
 class NodeLog:
-    """What one node has to say; any thread may say it.
+    """The log of one node; every thread may write to it.
 
-    `round` is put on every line; the node sets it as it goes. `lost` counts the lines that no longer reached the file.
+    Every line contains `round`, which the node updates. `lost` counts the lines that did not reach the file.
     """
 
     def __init__(
@@ -49,10 +74,16 @@ class NodeLog:
         level: Level = "info",
         stream: TextIO | None = None,
     ) -> None:
-        """`folder` None: no file. `megabytes` x `files` bounds the disk. `json_lines`: JSON on stderr too."""
+        """Open the log.
+
+        Args:
+            folder: the folder of the log file; None writes no file.
+            megabytes, files: the size and the number of the files; their product bounds the disk space.
+            json_lines: write JSON to stderr too, in place of readable lines.
+        """
         self.node, self.insecure, self.round = node, insecure, 0
         self._adopted: list[tuple[logging.Logger, logging.Handler, bool]] = []
-        # no name in logging's global table: several nodes may live in one process, and no library's lines mix in
+        # not from logging.getLogger: several nodes may share one process, and libraries must not write to this logger
         self._logger = logging.Logger("feda2l.node", level.upper())
         screen = logging.StreamHandler(stream or _stderr())
         screen.setFormatter(_JsonLine() if json_lines else _ReadableLine())
@@ -64,50 +95,48 @@ class NodeLog:
                 file = _BoundedFile(path, int(megabytes * 1e6), max(files, 1), self._file_failed, self._file_works)
             except OSError as error:
                 self._screen.close()
-                raise FedA2LError(f"state {folder}: the log {path} cannot be written: {error.strerror}") from error
+                raise FedA2LError(f"state = {folder}: the log {path} cannot be written: {error.strerror}") from error
             file.setFormatter(_JsonLine())
             self._file = _Destination(file)
             self._logger.addHandler(self._file)
         self._logger.addHandler(self._screen)
-        atexit.register(self.close)  # also of a process that ends by an error: what it said last matters most
+        atexit.register(self.close)  # the last lines of a process that fails matter most
 
     @property
     def lost(self) -> int:
         return self._file.lost if self._file else 0
 
-    def debug(self, event: str, /, **fields: Any) -> None:
+    def debug(self, event: Event, /, **fields: Any) -> None:
         self._say(logging.DEBUG, event, fields)
 
-    def info(self, event: str, /, **fields: Any) -> None:
+    def info(self, event: Event, /, **fields: Any) -> None:
         self._say(logging.INFO, event, fields)
 
-    def warning(self, event: str, /, **fields: Any) -> None:
+    def warning(self, event: Event, /, **fields: Any) -> None:
         self._say(logging.WARNING, event, fields)
 
-    def error(self, event: str, /, **fields: Any) -> None:
+    def error(self, event: Event, /, **fields: Any) -> None:
         self._say(logging.ERROR, event, fields)
 
-    def exception(self, event: str, error: BaseException, /, **fields: Any) -> None:
-        """An error nobody foresaw, with where it came from."""
+    def exception(self, event: Event, error: BaseException, /, **fields: Any) -> None:
+        """Log an unexpected error with its traceback."""
         self._say(logging.ERROR, event, {**fields, "error": error, "traceback": _where(error)})
 
     def adopt(self, name: str = "feda2l") -> None:
-        """Take over what is said through `logging.getLogger(name)` and below it, until `close`.
+        """Redirect the lines of `logging.getLogger(name)` and its children to this log until `close`.
 
-        Of several nodes in one process only one should.
+        If several nodes share one process, only one of them should do so.
         """
         logger = logging.getLogger(name)
         adopted = _Adopted(self)
         logger.addHandler(adopted)
         logger.setLevel(self._logger.level)
-        propagates, logger.propagate = (
-            logger.propagate,
-            False,
-        )  # else the root's handler says it again, without our mark
+        # otherwise the handler of the root logger would print the line again
+        propagates, logger.propagate = logger.propagate, False
         self._adopted.append((logger, adopted, propagates))
 
     def close(self) -> None:
-        """Write what is waiting, then let the file go; a destination that hangs is left behind."""
+        """Write the waiting lines and close the file; a destination that hangs is abandoned."""
         for logger, adopted, propagates in self._adopted:
             logger.removeHandler(adopted)
             logger.propagate = propagates
@@ -125,11 +154,11 @@ class NodeLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _say(self, level: int, event: str, fields: dict[str, Any]) -> None:
+    def _say(self, level: int, event: Event, fields: dict[str, Any]) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.handle(self._record(level, event, fields))
 
-    def _record(self, level: int, event: str, fields: dict[str, Any]) -> logging.LogRecord:
+    def _record(self, level: int, event: Event, fields: dict[str, Any]) -> logging.LogRecord:
         record = logging.LogRecord(self._logger.name, level, "", 0, event, None, None)
         line = {
             "time": _iso(record.created),
@@ -140,14 +169,18 @@ class NodeLog:
         }
         if self.insecure:
             line["insecure"] = True
-        for name, value in fields.items():  # a field never hides one of the line's own
-            line.setdefault(name, _plain(value))  # now, not in the thread: the value may change meanwhile
+        for name, value in fields.items():  # a field never replaces one of the standard keys
+            line.setdefault(name, _plain(value))  # not in the thread: the value may change before
         record.line = line
         return record
 
     def _file_failed(self, error: BaseException) -> None:
-        """Once an outage, and on the other destination: the file cannot tell of it."""
-        fields = {"file": FILE, "error": error, "what_now": "the node goes on; lines are lost until there is room"}
+        """Tell the other destination, once per outage, that the file cannot be written."""
+        fields = {
+            "file": FILE,
+            "error": error,
+            "what_now": "the node continues; lines are lost until it works again",
+        }
         self._screen.handle(self._record(logging.ERROR, "log_cannot_be_written", fields))
 
     def _file_works(self) -> None:
@@ -155,7 +188,7 @@ class NodeLog:
 
 
 class _Adopted(logging.Handler):
-    """Lines of modules that know the standard logging alone, made lines of a node."""
+    """Turns lines of modules that use the standard logging into lines of a node."""
 
     def __init__(self, log: NodeLog) -> None:
         super().__init__()
@@ -167,18 +200,18 @@ class _Adopted(logging.Handler):
             if record.exc_info and record.exc_info[1]:
                 fields["traceback"] = _where(record.exc_info[1])
             self.log._say(record.levelno, "message", fields)
-        except Exception:  # a message that does not fit its arguments is no reason to stop
+        except Exception:  # for example a format string that does not fit its arguments
             self.log.error("message", source=record.name, text=str(record.msg))
 
 
 class _Destination(logging.Handler):
-    """A handler behind a queue and a thread: whoever logs does not wait for it.
+    """A handler behind a queue and a thread, so that logging never blocks.
 
-    The standard QueueListener would wait for a hung handler at its end, and for ever.
+    The standard QueueListener would wait forever for a hung handler when it stops.
     """
 
     def __init__(self, handler: logging.Handler, *, owned: bool = False) -> None:
-        """`owned`: the stream behind the handler ends with it; a file's does anyway."""
+        """`owned`: close the stream of the handler as well; the stream of a file is always closed."""
         super().__init__()
         self.handler, self.owned = handler, owned
         self.dropped = 0
@@ -202,7 +235,7 @@ class _Destination(logging.Handler):
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=PATIENCE)
         self._thread.join(PATIENCE)
-        if self._thread.is_alive():  # it hangs in there with the handler's lock, for which logging would wait at exit
+        if self._thread.is_alive():  # it hangs with the lock of the handler, and logging would wait for it at exit
             self.handler.lock = None
             self.handler.flush = self.handler.close = lambda: None  # type: ignore[method-assign]
         super().close()
@@ -222,7 +255,7 @@ class _Destination(logging.Handler):
 
 
 class _BoundedFile(RotatingFileHandler):
-    """`count` files of `size` bytes and never more; after a failed write it starts afresh."""
+    """At most `count` files of `size` bytes; after a failed write the file is opened again."""
 
     stream: TextIOWrapper | None  # type: ignore[assignment]
 
@@ -247,11 +280,11 @@ class _BoundedFile(RotatingFileHandler):
     def doRollover(self) -> None:  # noqa: N802 - the name is the standard library's
         if self.backupCount:
             super().doRollover()
-        elif self.stream:  # the standard handler would let a single file grow
+        elif self.stream:  # the standard handler lets a single file grow without a limit
             self.stream.truncate(0)
 
     def fail(self, error: BaseException | None) -> None:
-        """Drop the stream with what it could not write, so that the next line is a line."""
+        """Drop the stream with its unwritten part, so that the next line starts on its own."""
         stream, self.stream = self.stream, None
         if stream is not None:
             with contextlib.suppress(OSError):
@@ -281,18 +314,18 @@ class _ReadableLine(logging.Formatter):
         start = f"{line.pop('time')} {line.pop('level').upper():7} {line.pop('node')} round {line.pop('round')}: "
         event, trace = line.pop("event"), line.pop("traceback", "")
         text = warning + start + " ".join([event, *(f"{name}={_word(value)}" for name, value in line.items())])
-        # a line of a traceback is a line of the log too
+        # each line of a traceback is a line of the log
         return "\n".join([text, *(f"{warning}{start}  {part}" for part in trace.splitlines())])
 
 
 def _stderr() -> TextIO:
-    """A stream of our own to where stderr goes.
+    """A separate stream to the destination of stderr.
 
-    A thread that hangs in `sys.stderr` would hold its lock, and Python aborts at exit if it cannot get it.
+    A thread that hangs in `sys.stderr` holds its lock, and Python aborts at exit if it cannot take that lock.
     """
     try:
         return open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="backslashreplace")
-    except (OSError, ValueError):  # replaced by something that is no file, or closed
+    except (OSError, ValueError):  # stderr is closed, or is not a file
         return sys.stderr
 
 
@@ -301,7 +334,7 @@ def _iso(seconds: float) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it: no infinity, no object, no endless text."""
+    """A value for JSON: without infinity, without objects, and with bounded text."""
     if isinstance(value, int | None):
         return value
     if isinstance(value, float):
@@ -319,7 +352,7 @@ def _where(error: BaseException) -> str:
 
 
 def _word(value: Any) -> str:
-    """A value in a readable line; text from outside cannot start a line of its own or look like another field."""
+    """A value in a readable line. Text from other nodes cannot start a new line or look like another field."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' ="\\'):
@@ -328,7 +361,7 @@ def _word(value: Any) -> str:
 
 
 def _torn(path: str) -> bool:
-    """Does the file end within a line, as after a crash or on a full disk?"""
+    """Does the file end within a line, for example after a crash or on a full disk?"""
     with open(path, "rb") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return False

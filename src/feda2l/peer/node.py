@@ -70,7 +70,7 @@ class PeerNode:
     def run(self) -> None:
         """All rounds that are left. RunFailed if the model diverges; a polite kill ends after the round."""
         if finished(self.folder, self.assembled.spec):
-            self.log.info("already finished", folder=str(self.folder.path))
+            self.log.info("already_finished", folder=str(self.folder.path))
             return
         with ExitStack() as stack:
             self.folder.open()
@@ -238,8 +238,10 @@ class PeerNode:
         for neighbour in self.messenger.neighbours:
             if neighbour.present == (neighbour.name in self.away):
                 self.away ^= {neighbour.name}
-                say = self.log.info if neighbour.present else self.log.warning
-                say("back" if neighbour.present else "away", neighbour=neighbour.name, last_received=neighbour.received)
+                if neighbour.present:
+                    self.log.info("back", neighbour=neighbour.name, last_received=neighbour.received)
+                else:
+                    self.log.warning("away", neighbour=neighbour.name, last_received=neighbour.received)
 
     def _save(self) -> None:
         self.folder.sync()
@@ -267,7 +269,7 @@ class PeerNode:
             authority, identity = credentials(config)
             fixed = {"neighbours", "limits", "deadline", "security"}
             if config.model_dump(exclude=fixed) != self.config.model_dump(exclude=fixed):
-                self.log.warning("only neighbours, limits, deadline and security are read again; restart for the rest")
+                self.log.warning("restart_needed", text="only neighbours, limits, deadline and security were reloaded")
             known = {neighbour.name: neighbour for neighbour in self.messenger.neighbours}
             near = []
             for entry in config.receives:
@@ -276,7 +278,7 @@ class PeerNode:
                 neighbour.deadline = self._deadline(config)
                 near.append(neighbour)
         except FedA2LError as error:
-            self.log.error("the config cannot be read again; going on as before", error=str(error))
+            self.log.error("reload_failed", error=str(error), what_now="the node continues with the previous config")
             return
         self.config = self.config.model_copy(update={key: getattr(config, key) for key in fixed})
         self.exchange.norm_limit = config.limits.norm

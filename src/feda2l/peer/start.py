@@ -25,7 +25,7 @@ def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool)
         log.adopt()
         watch_for_strangers(log)
         if plain:
-            log.warning("plaintext: anybody can read, change and forge what this node says and hears")
+            log.warning("plaintext", text="anybody can read, change and forge the messages of this node")
         try:
             PeerNode(config, log, data=data, reload=lambda: NodeConfig.load(path, insecure=insecure)).run()
         except FedA2LError as error:
