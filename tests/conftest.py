@@ -26,6 +26,12 @@ PACKED = ("cifar10", "cifar100", "series")
 numbers = itertools.count()
 
 
+@pytest.fixture(autouse=True)
+def _no_warning_issued_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`warn_once` warns again in each test."""
+    monkeypatch.setattr("feda2l.errors._warned", set())
+
+
 @pytest.fixture(scope="session")
 def official() -> Path:
     """A data folder with the CIFAR and series files as their authors publish them, decoded once and kept between runs.

@@ -19,6 +19,7 @@ FOUNDATION = {
     "toml_files",
     "worker_pool",
 }
+
 ALLOWED: dict[str, set[str]] = {
     "reference": set(),
     "records": set(),

@@ -1,4 +1,4 @@
-"""Read TOML files and overrides, and report each mistake with its source and a correction."""
+"""Reads TOML files and `--set` overrides, and names the file or the override of each mistake."""
 
 import dataclasses
 import re
@@ -9,50 +9,50 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from feda2l.errors import FedA2LError
+from feda2l.errors import FedA2LError, located
 from feda2l.names import nearest
 from feda2l.old_names import SPEC_KEYS
 
 
 @dataclasses.dataclass(frozen=True)
 class TomlSource:
-    """Where the values of a spec come from: a file, and the override of each key that has one.
+    """Where a spec comes from: a file, and the override of each key that has one.
 
-    Comparisons ignore both fields: specs are equal wherever they were read from.
+    Comparisons ignore both fields: specs from different files may be equal.
     """
 
     name: str = dataclasses.field(default="spec", compare=False)
     sets: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def of(self, key: str) -> str:
-        """Return the override that set a key, a key inside it or its section; else the file."""
+        """The override that set a key, its section or a key inside it; otherwise the file."""
         inside = (text for own, text in self.sets.items() if f"{own}.".startswith(f"{key}."))
         above = (text for own, text in self.sets.items() if key.startswith(f"{own}."))
         return next(inside, next(above, self.name))
 
     def before(self, message: str) -> str:
-        """Return the message, preceded by the source of the keys that it names."""
+        """The message after the source of the first key in it that an override set."""
         keys = re.findall(r"[a-z_]+\.[a-z_]+", message)
-        return f"{next((self.sets[key] for key in keys if key in self.sets), self.name)}: {message}"
+        return located(message, file=next((self.sets[key] for key in keys if key in self.sets), self.name))
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the values of a TOML file, or raise an error that names the file."""
+    """Read a TOML file as plain values."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise FedA2LError(f"{path}: there is no such file", see="spec") from error
+        raise FedA2LError("there is no such file", file=path, see="spec") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise FedA2LError(f"{path}: cannot be read: {error}", see="spec") from error
+        raise FedA2LError(f"cannot be read: {error}", file=path, see="spec") from error
     except tomllib.TOMLDecodeError as error:
-        raise FedA2LError(f"{path}: is not valid TOML: {error}", see="spec") from error
+        raise FedA2LError(f"is not valid TOML: {error}", file=path, see="spec") from error
 
 
 def parse_set(text: str) -> tuple[str, Any]:
-    """Parse `key=value` from the command line: a TOML value, or a bare word as a string."""
+    """Parse `key=value` of the command line. The value is TOML; a bare word is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise FedA2LError(f"--set {text}: write it as key=value, for example --set rates.base=0.03", see="spec")
+        raise FedA2LError("write it as key=value, for example --set rates.base=0.03", file=f"--set {text}", see="spec")
     try:
         return key.strip(), tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
@@ -60,7 +60,7 @@ def parse_set(text: str) -> tuple[str, Any]:
 
 
 def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values with the overrides applied, and the override that each key came from."""
+    """The values with the overrides applied, and the override of each overridden key."""
     merged: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
     origins = {}
     for text in sets:
@@ -70,7 +70,7 @@ def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str,
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise FedA2LError(f"--set {text}: {part} is not a section", see="spec")
+                raise FedA2LError(f"{part} is not a section", file=f"--set {text}", see="spec")
         table[last] = value
         origins[key] = f"--set {text}"
     return merged, origins
@@ -79,7 +79,7 @@ def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str,
 def explain(
     error: ValidationError, source: TomlSource, root: type[BaseModel], section: str = "", known: Sequence[str] = ()
 ) -> list[str]:
-    """Return one line per mistake: its source, the key, what is wrong and what would be right."""
+    """One line per mistake: the file or override, the key, what is wrong and what would be right."""
     lines = []
     for problem in error.errors(include_url=False):
         path = [section] * bool(section) + [str(part) for part in problem["loc"]]
@@ -87,15 +87,16 @@ def explain(
         if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             names = known or list(_fields(root, path[:-1]))
             hint = f"it is now called {SPEC_KEYS[key]}" if key in SPEC_KEYS else nearest(path[-1], names)
-            text = f"{key}: unknown {'key' if len(path) > 1 else 'key or section'}; {hint}"
+            text = f"unknown {'key' if len(path) > 1 else 'key or section'}; {hint}"
+            lines.append(located(text, file=source.of(key), key=key))
         else:
-            text = f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-        lines.append(f"{source.of(key)}: {text}")
+            text = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+            lines.append(located(text, file=source.of(key), key=key, value=problem["input"]))
     return lines
 
 
 def _fields(root: type[BaseModel], path: list[str]) -> Mapping[str, Any]:
-    """Return the keys that are allowed in the table at `path` below a model."""
+    """The keys of the table at `path` below a model."""
     model: Any = root
     for part in path:
         field = model.model_fields.get(part)

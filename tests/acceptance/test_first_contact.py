@@ -204,7 +204,7 @@ def anchors_in_code() -> set[str]:
             if isinstance(node, ast.keyword) and node.arg == "see" and isinstance(node.value, ast.Constant):
                 found.add(str(node.value.value))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found |= set(re.findall(r"more: feda2l explain ([\w-]+)", node.value))
+                found |= set(re.findall(r"See: feda2l explain ([\w-]+)", node.value))
     return found
 
 
@@ -223,7 +223,7 @@ def test_every_section_shows_its_message_and_says_what_to_do() -> None:
 def test_an_error_ends_with_where_to_read_more_and_explain_prints_it(cli: Cli) -> None:
     outcome = cli("run", "--set", "data.nodes=500")
     assert outcome.code == 2
-    assert outcome.err.splitlines()[-1] == "more: feda2l explain partition"
+    assert outcome.err.splitlines()[-1] == "See: feda2l explain partition"
     assert cli("explain", "partition").out == explain.sections()["partition"]
     assert cli("explain").out.split() == list(explain.sections())
     unknown = cli("explain", "partitoin")
@@ -231,7 +231,7 @@ def test_an_error_ends_with_where_to_read_more_and_explain_prints_it(cli: Cli) -
     assert "did you mean 'partition'?" in unknown.err
     with pytest.raises(FedA2LError) as raised:
         Spec.parse({"rounds": 0})
-    assert raised.value.__notes__ == ["more: feda2l explain spec"]
+    assert raised.value.__notes__ == ["See: feda2l explain spec"]
 
 
 def test_the_page_is_part_of_the_package() -> None:

@@ -89,7 +89,7 @@ def test_a_mistake_at_another_rank_is_said_whole(tmp_path):
     )
     code, output = finish(torchrun(2, script), 120)
     assert code == 0, output
-    assert "rank 1: no such thing; ['more: feda2l explain torchrun']" in output
+    assert "rank 1: no such thing; ['See: feda2l explain torchrun']" in output
 
 
 @pytest.mark.long

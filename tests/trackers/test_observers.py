@@ -121,8 +121,8 @@ def test_a_tracker_that_raises_is_named_once_and_dropped(
     assert done.summary["status"] == "finished"
     assert same_bytes(done.path, untracked)
     assert capsys.readouterr().err == (
-        "feda2l: Broken no longer tracks: SystemExit: out of order; the run goes on without it "
-        "(more: feda2l explain tracker)\n"
+        "feda2l: Broken no longer tracks: SystemExit: out of order; the run continues without it. "
+        "See: feda2l explain tracker\n"
     )
 
 

@@ -21,18 +21,18 @@ What you must do: set the two options above and use `layer_groups`. Without `use
 gradients and all peers hold the same model. Then no peer has a trained state of its own, and FedA2L has no effect. With
 `delay_state_averaging` (hivemind's default) the average arrives during the training of the next epoch.
 
-An epoch whose averaging changed nothing (no peer was found) stores no signal; FedA2L warns the first time. A peer that
-fell behind and loads the state of another keeps its own rates and skips the epochs that it missed.
+An epoch whose averaging changed nothing (no peer was found) stores no signal, and the first one issues a warning. A
+peer that fell behind and loads the state of another peer keeps its own rates and skips the epochs it missed.
 
 This module does not import hivemind. It works with any optimizer that calls a scheduler's `step` once per round, before
 it averages. To resume, load the optimizer's state and then this scheduler's (`optimizer.state_averager.scheduler`).
 """
 
-import warnings
 from typing import Any
 
 from torch.optim import Optimizer
 
+from feda2l.errors import warn_once
 from feda2l.integrations.rate_scheduler import RateScheduler
 from feda2l.scheduler import FedA2L
 
@@ -42,7 +42,6 @@ class HivemindScheduler(RateScheduler):
 
     def __init__(self, optimizer: Optimizer, **knobs: Any) -> None:
         super().__init__(FedA2L(optimizer, **knobs))
-        self._warned = False
         optimizer.register_step_pre_hook(lambda *_: self._before_local_step())
         optimizer.register_load_state_dict_post_hook(lambda _: self._other_state_loaded())
 
@@ -69,14 +68,10 @@ class HivemindScheduler(RateScheduler):
             self.rates.step()
             return
         self.rates.skip_round()
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"averaging changed nothing after round {self.rates.round - 1}, which is skipped: no peer was found, "
-                "or the optimizer was built without use_local_updates=True or delay_state_averaging=False",
-                UserWarning,
-                stacklevel=2,
-            )
+        warn_once(
+            "averaging changed nothing after a round, which is skipped: no peer was found, or the optimizer lacks "
+            "use_local_updates=True or delay_state_averaging=False"
+        )
 
     def _other_state_loaded(self) -> None:
         """Skip the open round and write this peer's rates again, after another peer's state was loaded."""

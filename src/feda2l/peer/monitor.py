@@ -1,6 +1,6 @@
-"""What an operator sees of a node from outside: `/metrics`, `/health` and `/ready` over HTTP.
+"""The monitor of a node for its operator: `/metrics`, `/health` and `/ready` over HTTP.
 
-The node hands over a frozen status and goes on; a scrape reads the last one. Neither ever waits for the other.
+The node passes a frozen status and continues; a scrape reads the last status. Neither waits for the other.
 """
 
 import json
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 Phase = Literal["starting", "running", "leaving", "done"]
 NeighbourState = Literal["present", "away", "quarantined"]
 STATES: tuple[NeighbourState, ...] = ("present", "away", "quarantined")
-PATIENCE = 3.0  # rounds of the usual length (or deadlines) without a round before the node counts as stalled
-LEAST = 30.0  # seconds: no alarm for less
-RECENT = 10  # rounds whose longest is the usual length
-PAIRS = 256  # of neighbour and reason counted apart: names in forged messages must not fill the memory
+PATIENCE = 3.0  # a node is stalled if no round completes within this many usual round lengths (or deadlines)
+LEAST = 30.0  # seconds without a round before a node may count as stalled
+RECENT = 10  # the usual round length is the longest of this many rounds
+PAIRS = 256  # of neighbour and reason that are counted; names in forged messages must not fill the memory
 CONNECTIONS = 8  # answered at the same time; more are closed
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's text format
-_Rows = Sequence[tuple[Mapping[str, str], float | None]]  # the labels of each value, and the value if it is known
+_Rows = Sequence[tuple[Mapping[str, str], float | None]]  # the labels of each value, and the value or None
 _Metric = tuple[Literal["gauge", "counter"], str, str, _Rows]  # kind, name, help text and values
 
 
 @dataclass(frozen=True)
 class NeighbourStatus:
-    """A neighbour as this node sees it."""
+    """The state of a neighbour, as this node sees it."""
 
     name: str
     state: NeighbourState
-    last_round: int = 0  # the last round it was heard in
+    last_round: int = 0  # the last round in which a message of it arrived
     waited: float = 0.0  # seconds its message took in this node's last round
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node between two rounds. What is None is not known (yet), and not shown."""
+    """The state of a node between two rounds. Values that are None are unknown and are not shown."""
 
     phase: Phase = "starting"
     round: int = 0  # completed
     rounds: int = 0  # of the whole run
     deadline: float = 0.0  # seconds from the start of a round
     train_loss: float | None = None
-    accuracy: float | None = None  # scores are of the last evaluated round; None keeps the one before
+    accuracy: float | None = None  # scores are those of the last evaluated round; None keeps the previous score
     test_loss: float | None = None
     mse: float | None = None
     mae: float | None = None
@@ -60,7 +60,7 @@ class NodeStatus:
     bytes_sent: int = 0  # since the process started
     bytes_received: int = 0
     neighbours: tuple[NeighbourStatus, ...] = ()
-    rounds_alone: int = 0  # rounds in which nobody else was heard
+    rounds_alone: int = 0  # rounds without a message of any neighbour
     checkpoint_time: float | None = None  # seconds since 1970
     certificate_expires: float | None = None  # seconds since 1970
     insecure: bool = False
@@ -71,33 +71,35 @@ SCORES = ("accuracy", "test_loss", "mse", "mae")
 
 
 class Monitor:
-    """A small HTTP server beside the round; without an address it counts, serves nothing and costs nothing."""
+    """Counts what a node does, and serves the numbers over HTTP if there is an address."""
 
     def __init__(self, address: str | None, node: str, *, start_limit: float = 600.0) -> None:
-        """`start_limit`: seconds a node may take to its first round before it counts as stalled."""
+        """`start_limit`: seconds until the first round after which a node counts as stalled."""
         self.node, self.start_limit = node, start_limit
         self.status = NodeStatus()
         self._scores: dict[str, tuple[float, int]] = {}  # value and the round it was measured in
         self._rejected: dict[tuple[str, str], int] = {}
-        self._lock = threading.Lock()  # held for a moment, never while anything is computed or sent
+        self._lock = threading.Lock()  # taken briefly, never while something is computed or sent
         self._progress = time.monotonic()
         self._lengths: deque[float] = deque(maxlen=RECENT)
         self._server = _serve(address, self) if address else None
 
     @property
     def address(self) -> str | None:
-        """Where it listens; with port 0 in the configuration, the port that was free."""
+        """The address of the server; if the configuration has port 0, with the port that was chosen."""
         if self._server is None:
             return None
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def update(self, status: NodeStatus) -> None:
-        """Take the node's status at a round's end, or whenever it changed."""
+        """Update the status of the node at the end of a round, or whenever it changes."""
         now = time.monotonic()
         with self._lock:
             if status.round != self.status.round and self.status.phase != "starting":
-                self._lengths.append(now - self._progress)  # what came before the first round is no round's length
+                self._lengths.append(
+                    now - self._progress
+                )  # the time before the first round is not the length of a round
             if (status.round, status.phase) != (self.status.round, self.status.phase):
                 self._progress = now
             for name in SCORES:
@@ -106,7 +108,7 @@ class Monitor:
             self.status = status
 
     def rejected(self, neighbour: str, reason: str) -> None:
-        """Count a message that was dropped, by who sent it and why."""
+        """Count a dropped message by its sender and the reason."""
         pair = (neighbour, reason)
         with self._lock:
             if pair not in self._rejected and len(self._rejected) >= PAIRS:
@@ -126,13 +128,13 @@ class Monitor:
         self.close()
 
     def health(self) -> tuple[bool, dict[str, Any]]:
-        """Does the node get on? A round is due within `PATIENCE` times what rounds take."""
+        """Does the node make progress? A round is due within `PATIENCE` usual round lengths."""
         with self._lock:
             status, lengths, since = self.status, tuple(self._lengths), time.monotonic() - self._progress
         if status.phase == "starting":
             allowed = self.start_limit
         else:
-            # a node may train for longer than it waits for others, so its own rounds count too
+            # training may take longer than the deadline for neighbours, so the lengths of rounds count too
             allowed = max(LEAST, PATIENCE * max(status.deadline, *lengths, 0.0))
         well = status.phase == "done" or since <= allowed
         return well, {
@@ -148,12 +150,12 @@ class Monitor:
         }
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
-        """Does it take part in rounds?"""
+        """Does the node take part in rounds?"""
         phase = self.status.phase
         return phase == "running", {"ready": phase == "running", "node": self.node, "phase": phase}
 
     def collect(self) -> Iterator["Metric"]:
-        """Every metric of this moment; called by the registry for each scrape."""
+        """All metrics with their current values; the registry calls this for each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for kind, name, text, rows in self._metrics():
@@ -177,7 +179,7 @@ class Monitor:
         yield _gauge("rounds", "Rounds of the whole run", status.rounds)
         yield _gauge("healthy", "1 while rounds are completed in time", self.health()[0])
         yield _gauge("ready", "1 while the node takes part in rounds", self.ready()[0])
-        yield _gauge("insecure", "1 if the node talks in plaintext", status.insecure)
+        yield _gauge("insecure", "1 if the node communicates in plaintext", status.insecure)
         yield _gauge("since_round_seconds", "Seconds since the last round was completed", since)
         yield _gauge("round_seconds", "Seconds the last round took", length)
         yield _gauge("deadline_seconds", "Seconds a round waits for neighbours", status.deadline)
@@ -193,7 +195,7 @@ class Monitor:
         yield from _neighbours(status.neighbours)
         pairs: _Rows = [({"neighbour": who, "reason": why}, count) for (who, why), count in rejected.items()]
         yield "counter", "rejected_messages", "Messages dropped, by sender and reason", pairs
-        yield _counter("rounds_alone", "Rounds in which no neighbour was heard", status.rounds_alone)
+        yield _counter("rounds_alone", "Rounds without a message of any neighbour", status.rounds_alone)
         yield _gauge("checkpoint_age_seconds", "Seconds since the last checkpoint", age)
         yield _gauge("certificate_days_left", "Days the node's certificate is still valid", left)
         yield _counter("log_lines_lost", "Lines that did not reach the log file", status.log_lines_lost)
@@ -241,8 +243,10 @@ def _serve(address: str, monitor: Monitor) -> HttpServer:
         server = HttpServer(listen(host, port), respond, connections=CONNECTIONS)
     except OSError as error:
         raise FedA2LError(
-            f'monitor.address = "{address}": the metrics cannot be served there: {error.strerror}; '
-            "choose another port, or remove the key to serve no metrics",
+            f"the metrics cannot be served there: {error.strerror}; choose another port, or remove the key to serve no "
+            "metrics",
+            key="monitor.address",
+            value=address,
             see="port-in-use",
         ) from error
     threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()
@@ -259,7 +263,7 @@ def split_address(address: str) -> tuple[str, int]:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     whole = colon and bare and (bare == host) == (":" not in bare)
     if not (whole and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise FedA2LError(f'monitor.address = "{address}": expected HOST:PORT, for example "127.0.0.1:9450"')
+        raise FedA2LError('expected HOST:PORT, for example "127.0.0.1:9450"', key="monitor.address", value=address)
     return bare, int(port)
 
 
@@ -270,9 +274,9 @@ def _registry(monitor: Monitor) -> "CollectorRegistry":
         raise FedA2LError(
             "monitor.address needs prometheus_client: pip install 'feda2l[peers]'", see="missing-extra"
         ) from error
-    registry = CollectorRegistry(auto_describe=False)  # of this node alone: another may live in the same process
+    registry = CollectorRegistry(auto_describe=False)  # not the global one: another node may run in the same process
     registry.register(monitor)
-    ProcessCollector(registry=registry)  # memory, descriptors and processor time
+    ProcessCollector(registry=registry)  # memory, file descriptors and processor time
     return registry
 
 

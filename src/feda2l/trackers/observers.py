@@ -104,7 +104,7 @@ class Observer:
 
     def _drop(self, why: str) -> None:
         self.dropped = True
-        self.say(f"{self.name} no longer tracks: {why}; the run goes on without it (more: feda2l explain tracker)")
+        self.say(f"{self.name} no longer tracks: {why}; the run continues without it. See: feda2l explain tracker")
 
     # --- the thread's side -------------------------------------------------------------------------------------
 
