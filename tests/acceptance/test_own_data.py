@@ -242,7 +242,7 @@ def test_data_that_name_their_nodes_can_be_dealt_otherwise(own: Path) -> None:
         ({"table.node": "sites"}, "own/flowers.csv has no column 'sites'; did you mean 'site'"),
         ({"table.columns": ["depth"]}, "own/flowers.csv has no column 'depth'"),
         ({"table.columns": ["site"]}, "own/flowers.csv, line 2, column 'site': expected a number, found 'north'"),
-        ({"table.nodes": 7}, "these data come from 3 nodes by nature, got nodes = 7"),
+        ({"table.nodes": 7}, "these data come from 3 nodes, got nodes = 7"),
         ({"table.model": "timer"}, "model.name = 'timer'"),
         ({"table.model": "cnn"}, "model.name = 'cnn'"),
         ({"table.model": "own_corners:Net"}, "model.name = 'own_corners:Net'"),

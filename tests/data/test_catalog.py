@@ -144,7 +144,7 @@ def test_verify_knows_the_official_bytes(official: Path, copy: Path) -> None:
     unknown = data.verify("cifar100", official)  # the order inside the classes is not the official one
     assert unknown.ok
     assert not unknown.official
-    assert "structure is right, whether the bytes are the official ones is unknown" in unknown.lines[0]
+    assert "the structure is right, but it is unknown whether the bytes are official" in unknown.lines[0]
 
 
 @pytest.mark.parametrize("name", ["exchange_rate", "beijing_air_quality"])
@@ -160,7 +160,7 @@ def test_series_are_verified_file_by_file(official: Path, tmp_path: Path, name: 
     missing = data.verify(name, tmp_path)
     assert not missing.ok
     assert len(missing.lines) == len(archive.files)
-    assert all("missing; to place it by hand, bring https://" in line for line in missing.lines)
+    assert all("missing; to place it by hand, save https://" in line for line in missing.lines)
     first = next(iter(archive.files))
     for file in archive.files:
         (tmp_path / file).write_bytes((official / file).read_bytes())
@@ -169,7 +169,7 @@ def test_series_are_verified_file_by_file(official: Path, tmp_path: Path, name: 
     (tmp_path / first).write_bytes(whole)
     changed = data.verify(name, tmp_path)
     assert not changed.official
-    words = "not the official bytes: expected sha256" if archive.proven else "whether the bytes are the official ones"
+    words = "not the official bytes: expected sha256" if archive.proven else "unknown whether the bytes are official"
     assert words in changed.lines[0]
 
 

@@ -124,9 +124,9 @@ def test_shards_are_contiguous_runs_of_the_sorted_samples() -> None:
 def test_natural_makes_a_node_of_each_value() -> None:
     parts = partition.natural(torch.tensor([7, 3, 7, 9]))
     assert [part.tolist() for part in parts] == [[1], [0, 2], [3]]
-    with pytest.raises(FedA2LError, match="3 nodes by nature, got nodes = 4"):
+    with pytest.raises(FedA2LError, match="3 nodes, got nodes = 4"):
         partition.natural([7, 3, 7, 9], nodes=4)
-    with pytest.raises(FedA2LError, match="node 0 holds 1 samples, fewer than min_size = 2"):
+    with pytest.raises(FedA2LError, match="node 0 has 1 samples, fewer than min_size = 2"):
         partition.natural([7, 3, 7, 9], min_size=2)
 
 
@@ -190,7 +190,7 @@ def test_a_draw_that_underflows_now_and_then_is_drawn_again() -> None:
         (lambda: partition.shards(DIGITS[:1435], nodes=10, min_size=143, shards_per_node=100), "fewer than min_size"),
         (lambda: partition.iid([], nodes=1), "labels must be a list of whole numbers"),
         (lambda: partition.iid([0.5, 1.0], nodes=1), "labels must be a list of whole numbers"),
-        (lambda: partition.natural([]), "one node id a sample"),
+        (lambda: partition.natural([]), "one node id per sample"),
         (lambda: partition.table([0, 5], [np.array([0])], classes=5), r"labels must lie in 0\.\.4, found 0\.\.5"),
         (lambda: partition.split([1, 2], train_fraction=0, seed=1, node=0), "train_fraction must be above 0"),
     ],

@@ -154,7 +154,7 @@ def test_faults_are_left_out_when_asked_and_said_each_time(tmp_path: Path, capfd
     annotations = f"{TOP}/val/val_annotations.txt"
     files[annotations] = b"".join(line for line in files[annotations].splitlines(True) if b"val_2" not in line)
     source = place(tmp_path / "a", files)
-    said = "3 of 42 pictures cannot be used: .* left out as asked, 34 training and 5 test pictures are kept"
+    said = "3 of 42 pictures cannot be used: .* left out as requested, 34 training and 5 test pictures are kept"
     for ask in (True, False):  # from the archive, then from what was kept: asked once, and said again
         images = tinyimagenet.load(source, tmp_path / "a", skip_corrupt=ask)
         err = capfd.readouterr().err
@@ -258,7 +258,7 @@ def test_a_kept_file_that_is_not_right_is_made_anew(
     assert capfd.readouterr().err == ""
     spoil(tmp_path / KEPT)
     (tmp_path / source.archive.name).unlink()
-    with pytest.raises(FedA2LError, match=f"{KEPT} cannot be used and there is nothing else; to place it by hand"):
+    with pytest.raises(FedA2LError, match=f"{KEPT} cannot be used, and the archive is missing; to place it by hand"):
         tinyimagenet.load(source, tmp_path)
 
 
@@ -335,7 +335,7 @@ def test_a_killed_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return "missing"
 
     monkeypatch.setattr(pictures, "_picture", killed)
-    with pytest.raises(RunFailed, match="was killed, perhaps out of memory"):
+    with pytest.raises(RunFailed, match="was killed, perhaps because memory ran out"):
         tinyimagenet.load(source, tmp_path, processes=2)
 
 
@@ -364,7 +364,7 @@ def test_the_catalogue_fetches_verifies_and_loads(tmp_path: Path, monkeypatch: p
     empty = tmp_path / "empty"
     verdict = data.verify("tinyimagenet", empty)
     assert not verdict.ok
-    assert verdict.lines[0].startswith(f"BAD {empty / TOP}: missing; to place it by hand, bring http://cs231n")
+    assert verdict.lines[0].startswith(f"BAD {empty / TOP}: missing; to place it by hand, save http://cs231n")
     with pytest.raises(FedA2LError, match=f"{empty / TOP} is missing; `feda2l data fetch tinyimagenet --data {empty}`"):
         data.load("tinyimagenet", empty)
 
@@ -373,7 +373,7 @@ def test_the_catalogue_fetches_verifies_and_loads(tmp_path: Path, monkeypatch: p
     verdict = data.verify("tinyimagenet", extracted)
     assert verdict.ok
     assert not verdict.official
-    assert "whether the pictures are the official ones is unknown" in verdict.lines[0]
+    assert "it is unknown whether the pictures are the official ones" in verdict.lines[0]
     assert os.listdir(extracted) == [TOP]
     assert data.fetch("tinyimagenet", extracted) == extracted / TOP
     data.load("tinyimagenet", extracted)
@@ -407,7 +407,7 @@ def test_modes_of_pictures(tmp_path: Path, mode: str, shape: tuple[int, ...]) ->
 def test_sixteen_bits_are_refused(tmp_path: Path) -> None:
     Image.new("I;16", (6, 4)).save(tmp_path / "a.png")
     (found,) = pictures.decode(tmp_path, ["a.png"])
-    assert "has more than 8 bits a channel (mode I;16" in found
+    assert "has more than 8 bits per channel (mode I;16" in found
     (tmp_path / "b.png").mkdir()
     assert list(pictures.decode(tmp_path, ["b.png"])) == ["damaged: Is a directory"]
 

@@ -1,6 +1,6 @@
-"""Data sets by name (`catalog`), how they are read, and how samples are assigned to nodes (`partition`).
+"""Data sets by name (`catalog`), readers for files of data, and functions that assign samples to nodes (`partition`).
 
-Models are in `models`.
+Nothing here depends on models or training; see `feda2l.models` and `feda2l.round`.
 """
 
 from feda2l.data import partition

@@ -1,4 +1,4 @@
-"""The data sets by name: what each is, where it comes from, how it is loaded. A new one is a new entry."""
+"""The data sets by name: a description, the source and the loader of each. A new data set is a new entry."""
 
 import hashlib
 import os
@@ -19,10 +19,10 @@ Folder = str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set: a line that describes it, the model it is tried with, how it is loaded, its archive if it has one.
+    """A data set: its description, its default model, its loader, and its archive if there is one.
 
-    `check` loads it without writing anything, where `load` does write. A `series` is forecast: its loader takes
-    `lengths`, `train_fraction` and `stride`.
+    `check` loads the data without writing a file, for loaders that write one. A `series` is a time series: its loader
+    takes `lengths`, `train_fraction` and `stride`.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Where the data come from: an address, or the package that brings them."""
+        """The address of the data, or the package that contains them."""
         return self.archive.url if self.archive else "ships with scikit-learn"
 
 
@@ -67,7 +67,7 @@ CATALOG: dict[str, Entry] = {
         ),
         Entry(
             "exchange_rate",
-            "daily rates of 8 currencies, a node each: 5,879 + 1,325 windows",
+            "daily rates of 8 currencies, one node per currency: 5,879 + 1,325 windows",
             "timer",
             exchange_rate.load,
             exchange_rate.ARCHIVE,
@@ -75,7 +75,7 @@ CATALOG: dict[str, Entry] = {
         ),
         Entry(
             "beijing_air_quality",
-            "hourly air quality at 12 stations, a node each: 35,822 windows of 11 variates",
+            "hourly air quality, one node per station (12): 35,822 windows of 11 variates",
             "timer",
             beijing.load,
             beijing.ARCHIVE,
@@ -87,7 +87,7 @@ CATALOG: dict[str, Entry] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one file: `ok` if it can be used, `official` if it holds the published bytes."""
+    """The result of a check of one file: `ok` if it can be used, `official` if it has the published bytes."""
 
     file: str
     text: str
@@ -100,7 +100,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found: `ok` if the data can be used, `official` if every byte is the published one."""
+    """The result of `verify`: `ok` if the data can be used, `official` if every byte is the published one."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -119,26 +119,26 @@ class Verdict:
 
 
 def find(name: str) -> Entry:
-    """The entry of that name; a wrong name is an error that says the nearest right one."""
+    """The entry with this name. The error for an unknown name suggests the nearest known one."""
     return look_up(name, CATALOG, "data.name")
 
 
 def is_series(name: object) -> bool:
-    """Is it the name of one of our series?"""
+    """Is this the name of a time series of the catalog?"""
     return isinstance(name, str) and name in CATALOG and CATALOG[name].series
 
 
 def load(name: str, folder: Folder = None, **options: Any) -> Dataset:
-    """The data set as tensors, from files already in the data folder; nothing is downloaded.
+    """Load the data set as tensors from files in the data folder; nothing is downloaded.
 
-    `options` are those of the loader: of series `lengths`, `train_fraction` and `stride`.
+    `options` go to the loader. Time series take `lengths`, `train_fraction` and `stride`.
     """
     entry = find(name)
     return entry.load(data_folder(folder) if entry.archive else Path(), **options)
 
 
 def fetch(name: str, folder: Folder = None) -> Path:
-    """Where the data set's files lie, downloaded if they are not there yet."""
+    """The folder with the files of the data set. Missing files are downloaded."""
     entry = find(name)
     if entry.archive:
         return download.fetch(entry.archive, data_folder(folder))
@@ -146,7 +146,7 @@ def fetch(name: str, folder: Folder = None) -> Path:
 
 
 def verify(name: str, folder: Folder = None) -> Verdict:
-    """Whether the files are there, whole and official, a finding a file; nothing is written."""
+    """Check whether the files exist and are complete and official, one finding per file; nothing is written."""
     entry = find(name)
     findings: list[Finding] = []
     if entry.archive:
@@ -165,7 +165,7 @@ def verify(name: str, folder: Folder = None) -> Verdict:
 
 
 def _files(archive: Archive, folder: Path) -> list[Finding]:
-    """A finding for the archive, if it lies in `folder`, and one for each wanted file."""
+    """A finding for the archive, if it is in `folder`, and one per file of the data set."""
     path, whole = folder / archive.name, _archive(archive, folder)
     if archive.prepared:
         return [*whole, *_prepared(archive, folder)]
@@ -174,7 +174,7 @@ def _files(archive: Archive, folder: Path) -> list[Finding]:
 
 
 def _archive(archive: Archive, folder: Path) -> list[Finding]:
-    """A finding for the archive itself, if it lies in `folder`."""
+    """A finding for the archive itself, if it is in `folder`."""
     path, kind = folder / archive.name, archive.algorithm
     if archive.plain or not path.is_file():
         return []
@@ -185,7 +185,7 @@ def _archive(archive: Archive, folder: Path) -> list[Finding]:
 
 
 def _file(archive: Archive, folder: Path, name: str, inside: Mapping[str, str]) -> Finding:
-    """A finding for a wanted file; `inside` are the sums of the files in the official archive, if it is there."""
+    """A finding for one file; `inside` has the checksums of the files in the official archive, if it is there."""
     path, size = archive.place(folder) / name, archive.files[name].size
     if not path.is_file():
         if inside:
@@ -197,7 +197,7 @@ def _file(archive: Archive, folder: Path, name: str, inside: Mapping[str, str]) 
 
 
 def _prepared(archive: Archive, folder: Path) -> list[Finding]:
-    """What is found about an archive that is read as it is, beside the archive itself: about what is loaded."""
+    """The findings about the prepared file or the extracted folder, for an archive that is not unpacked."""
     try:
         place = download.locate(archive, folder)
     except FedA2LError:
@@ -208,14 +208,14 @@ def _prepared(archive: Archive, folder: Path) -> list[Finding]:
         text = f"decoded from the official archive, {archive.algorithm} {archive.checksum}"
         return [Finding(str(place), text, official=True)]
     text = (
-        f"whether the pictures are the official ones is unknown; to know, remove it, put {archive.name} "
+        f"it is unknown whether the pictures are the official ones; to check, remove it, put {archive.name} "
         f"({archive.algorithm} {archive.checksum}) into {folder} and verify again"
     )
     return [Finding(str(place), text)]
 
 
 def _bytes(archive: Archive, folder: Path, path: Path, inside: str | None) -> Finding:
-    """Whether a file of the right size holds the official bytes: those of the official archive, or of the known sum."""
+    """A finding for a file of the right size: are its bytes those of the official archive or the known checksum?"""
     known, found = inside or archive.files[path.name].sha256, digest(path, "sha256")
     if found == known:
         return Finding(str(path), f"official bytes, sha256 {found}", official=True)
@@ -223,13 +223,13 @@ def _bytes(archive: Archive, folder: Path, path: Path, inside: str | None) -> Fi
         return Finding(str(path), f"not the official bytes: expected sha256 {known}, found {found}", ok=False)
     return Finding(
         str(path),
-        f"structure is right, whether the bytes are the official ones is unknown: sha256 {found}; to know, put "
+        f"the structure is right, but it is unknown whether the bytes are official: sha256 {found}; to check, put "
         f"{archive.name} ({archive.algorithm} {archive.checksum}) into {folder} and verify again",
     )
 
 
 def _inside(archive: Archive, path: Path) -> dict[str, str]:
-    """The sha256 of the wanted files inside the archive."""
+    """The sha256 of each file of the data set inside the archive."""
     sums = {}
     with members(archive, path) as found:
         for member in found:

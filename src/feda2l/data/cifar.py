@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the files that their author publishes for programs in C: plain bytes, never unpickled.
+"""CIFAR-10 and CIFAR-100 from the official binary files, which contain plain bytes and no pickles.
 
 A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", technical report, University of Toronto, 2009.
 """
@@ -18,9 +18,9 @@ from feda2l.data.images import Images
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two sets: files of records, each of label bytes and 3 x 32 x 32 pixels.
+    """One of the two data sets: files of records with label bytes and 3 x 32 x 32 pixels.
 
-    `labels` are the numbers of classes that the label bytes of a record count; the last is the one we learn.
+    `labels` has the number of classes of each label byte of a record. The last label is the target.
     """
 
     archive: Archive
@@ -31,7 +31,7 @@ class Cifar:
 
 
 def load(source: Cifar, folder: Path) -> Images:
-    """A CIFAR set read from the official files in the data folder `folder`, in the official order."""
+    """Load a CIFAR data set from the official files in the data folder `folder`, in the official order."""
     place = locate(source.archive, folder)
     train_x, train_y = _pictures(source, [place / name for name in source.train])
     test_x, test_y = _pictures(source, [place / name for name in source.test])
@@ -61,7 +61,7 @@ def _records(path: Path, labels: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, len(labels) + 3072)
     except OSError as error:
-        raise damaged_data_error(f"cannot read {path}: {error.strerror or error}") from error
+        raise damaged_data_error(f"{path} cannot be read: {error.strerror or error}") from error
     for column, classes in enumerate(labels):
         worst = int(records[:, column].argmax())
         if (found := records[worst, column]) >= classes:
@@ -83,8 +83,8 @@ skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table ta
 tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
-# The sums of the six files follow from the md5 sums that the authors' Python version has: the same pictures in the
-# same order, and other projects list the same sums for the files of this archive.
+# The checksums of the six files were derived from the md5 sums of the author's Python version, which has the same
+# pictures in the same order. Other projects list the same checksums for the files of this archive.
 CIFAR10 = Cifar(
     archive=Archive(
         dataset="cifar10",
@@ -111,7 +111,7 @@ CIFAR10 = Cifar(
     class_names=tuple(CLASSES10.split()),
 )
 
-# The sums of the two files are those that the package torchvision-ruby lists; they could not be derived here.
+# The checksums of the two files are from the package torchvision-ruby; they could not be derived here.
 CIFAR100 = Cifar(
     archive=Archive(
         dataset="cifar100",

@@ -1,7 +1,6 @@
-"""Published archives: where they come from, their checksums, and the files in them, placed safely in a data folder.
+"""Published archives: addresses, checksums, download, and safe extraction into a data folder.
 
-A file appears in the data folder whole or not at all: everything is written to a temporary folder beside it, checked,
-and then renamed.
+A file appears in the data folder completely or not at all: it is written to a temporary folder, checked and renamed.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class File:
-    """A file inside an archive, by its exact size and the sha256 of the official bytes."""
+    """A file inside an archive: its exact size and the sha256 of the official bytes."""
 
     size: int
     sha256: str
@@ -39,16 +38,16 @@ class File:
 
 @dataclass(frozen=True)
 class Archive:
-    """A `.tar.gz` or `.zip` as its authors publish it, and the files that are wanted from its `folder`.
+    """A published `.tar.gz` or `.zip`, and the files of the data set in its `folder`.
 
-    `checksum` is its md5 or sha256, whichever is known. `inner` is the zip archive inside it that holds the files, if
-    they are packed twice. A single file may be its own archive: then its name is the archive's, and `folder` is ".".
+    `checksum` is the md5 or the sha256, whichever is known. `inner` is the zip archive inside it that contains the
+    files, if they are packed twice. A single file may be its own archive: then both have one name, and `folder` is ".".
 
-    One of very many small files is read as it is, or where it was extracted by hand: then it is a `.zip`, `files` is
-    empty, and `prepared` is the file that the loader makes of it once.
+    An archive of many small files is not extracted: the loader reads the `.zip`, or the folder to which the user
+    extracted it. Then `files` is empty, and `prepared` is the file that the loader writes once.
 
-    `proven` says that the `sha256` of the files were derived from sums the authors publish, so that other bytes are
-    wrong bytes. Where they come from a third party, a match still shows official bytes, a difference shows nothing.
+    `proven` means that the `sha256` of the files were derived from checksums of the authors, so other bytes are wrong.
+    For checksums of a third party a match shows official bytes, but a difference shows nothing.
     """
 
     dataset: str
@@ -67,39 +66,39 @@ class Archive:
 
     @property
     def algorithm(self) -> str:
-        """Of the checksum."""
+        """The algorithm of the checksum."""
         return "md5" if len(self.checksum) == 32 else "sha256"
 
     @property
     def plain(self) -> bool:
-        """Is it a single file, which there is nothing to extract from?"""
+        """Is the archive a single file, with nothing to extract?"""
         return self.name in self.files
 
     def place(self, folder: Path) -> Path:
-        """Where the wanted files lie: in the archive's folder, unless someone put them into the data folder itself."""
+        """The folder of the files: that of the archive, unless the user put them into the data folder itself."""
         own = folder / self.folder
         here = any(_size(folder / name) == file.size for name, file in self.files.items())
         return folder if here and not any((own / name).exists() for name in self.files) else own
 
     def missing(self, folder: Path) -> list[str]:
-        """The wanted files that do not lie in the data folder; "" is all of them."""
+        """The files that are missing in the data folder; [""] if all of a prepared data set is missing."""
         if self.prepared:
             return [] if any((folder / name).exists() for name in (self.prepared, self.folder)) else [""]
         place = self.place(folder)
         return [name for name in self.files if not (place / name).is_file()]
 
     def by_hand(self, folder: Path) -> str:
-        """How to place the files without this program's download."""
+        """How to place the files without a download by this program."""
         also = f" and the {self.inner} in it" if self.inner else ""
         extracted = "" if self.plain else f" (or extract it{also} there, which gives {folder / self.folder})"
         return (
-            f"to place it by hand, bring {self.url} to {folder / self.name}{extracted} and pass --data {folder} or "
+            f"to place it by hand, save {self.url} as {folder / self.name}{extracted} and pass --data {folder} or "
             f"set {ENVIRONMENT}={folder}"
         )
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """`folder` if given, else $FEDA2L_DATA, else the user's cache folder as the platform has it."""
+    """`folder` if given, otherwise $FEDA2L_DATA, otherwise the cache folder of the user on this platform."""
     chosen = folder or os.environ.get(ENVIRONMENT)
     if not chosen:
         try:
@@ -116,11 +115,11 @@ def digest(path: Path, algorithm: str) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, algorithm).hexdigest()
     except OSError as error:
-        raise damaged_data_error(f"cannot read {path}: {error.strerror or error}") from error
+        raise damaged_data_error(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def download(archive: Archive, folder: Path) -> Path:
-    """The archive in `folder`, downloaded with a progress bar and kept only if its checksum is the published one."""
+    """Download the archive to `folder` with a progress bar. It is kept only if its checksum is the published one."""
     try:
         import pooch
     except ImportError:
@@ -132,7 +131,7 @@ def download(archive: Archive, folder: Path) -> Path:
         part = staged / archive.name
         try:
             fetch(archive.url, str(part), None)
-        except OSError as error:  # what requests raises is an OSError too, without an errno
+        except OSError as error:  # errors of requests are OSErrors without an errno
             if error.errno is not None:
                 raise
             raise RunFailed(
@@ -152,7 +151,7 @@ def download(archive: Archive, folder: Path) -> Path:
 
 
 class Member(NamedTuple):
-    """A member of an archive: its full name, its size (None: it is no plain file), and how to read it."""
+    """A member of an archive: its full name, its size (None unless it is a plain file), and how to read it."""
 
     name: str
     size: int | None
@@ -161,9 +160,9 @@ class Member(NamedTuple):
 
 @contextlib.contextmanager
 def members(archive: Archive, path: Path) -> Iterator[Iterator[Member]]:
-    """The members of the archive at `path`, or of the one inside it; each is read before the next is asked for.
+    """Iterate over the members of the archive at `path`, or of the inner archive. Read each before the next one.
 
-    Damage that shows on the way is said in words.
+    A damaged archive raises an error that says what to do.
     """
     try:
         yield _zipped(archive, path) if path.suffix == ".zip" else _tarred(path)
@@ -202,9 +201,9 @@ def _zipped(archive: Archive, path: Path) -> Iterator[Member]:
 
 
 def extract(archive: Archive, folder: Path) -> None:
-    """Take the missing files, and nothing else, out of the archive that lies in `folder`.
+    """Extract the missing files, and nothing else, from the archive in `folder`.
 
-    Members are matched by their full name and written under names of ours, so no member can choose a path.
+    Members are matched by their full name and written under fixed names, so no member can choose a path.
     """
     path = folder / archive.name
     wanted = {f"{archive.folder}/{name}": name for name in archive.missing(folder)}
@@ -231,7 +230,7 @@ def _demand_size(member: Member, size: int, path: Path) -> None:
 
 
 def fetch(archive: Archive, folder: Path) -> Path:
-    """Where the wanted files lie, downloaded and extracted as far as they are not there yet."""
+    """The folder with the files. Missing files are downloaded and extracted."""
     path = folder / archive.name
     if archive.missing(folder):
         if not path.exists():
@@ -245,9 +244,9 @@ def fetch(archive: Archive, folder: Path) -> Path:
 
 
 def locate(archive: Archive, folder: Path) -> Path:
-    """The folder with the wanted files, extracted if only the archive lies in `folder`; nothing is downloaded.
+    """The folder with the files, extracted if `folder` has only the archive; nothing is downloaded.
 
-    Of an archive that is read as it is: what was prepared from it, else the archive, else its folder.
+    For an archive that is not extracted: the prepared file, otherwise the archive, otherwise its extracted folder.
     """
     if archive.prepared:
         for name in (archive.prepared, archive.name, archive.folder):
@@ -278,7 +277,7 @@ def _size(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def staging(folder: Path, size: int) -> Iterator[Path]:
-    """A temporary folder inside `folder`, gone at the end whatever happens; disk errors are said in words."""
+    """A temporary folder inside `folder`, which is always removed. Disk errors become errors that say what to do."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as staging:

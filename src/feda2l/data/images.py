@@ -1,4 +1,4 @@
-"""Data sets of pictures, held as they are published: bytes in, bytes kept, normalised batch by batch."""
+"""Data sets of pictures. Pixels stay bytes, as published, and are normalised batch by batch."""
 
 import functools
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from feda2l.errors import FedA2LError
 class Images:
     """A data set as tensors: uint8 pictures [n, channels, height, width] as published, int64 labels [n].
 
-    `scale` is the largest value of a pixel; `mean` and `std` belong to pixels divided by it, a value a channel.
-    `groups`, where the data have them, is the node id of each training picture for a natural partition.
+    `scale` is the largest value of a pixel. `mean` and `std` have one value per channel, for pixels divided by `scale`.
+    `groups` is the node of each training picture for a natural partition, if the data come from nodes.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Images:
 
     @property
     def test_groups(self) -> None:
-        """Every node is tested with the whole test set."""
+        """None: every node is tested on the whole test set."""
         return None
 
     @property
@@ -53,13 +53,13 @@ class Images:
         return channels, height, width
 
     def affine(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Factor and offset a channel that normalise a pixel."""
+        """The factor and the offset per channel that normalise a pixel."""
         return _affine(self.scale, self.mean, self.std, device)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """(x / scale - mean) / std per channel, float32, as one product and one sum on each pixel."""
+        """(x / scale - mean) / std per channel, in float32, as one multiplication and one addition per pixel."""
         factor, offset = self.affine(x.device)
-        # In place on a fresh copy: twice as fast as a product of mixed types (measured), and x stays as it is.
+        # In place on a copy: measured twice as fast as a product of mixed types, and x does not change.
         return x.to(torch.float32, copy=True).mul_(factor).add_(offset)
 
 
@@ -67,7 +67,7 @@ class Images:
 def _affine(
     scale: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Factor and offset per channel; kept per device, since a captured CUDA graph must not copy from the host."""
+    """Factor and offset per channel, cached per device: a captured CUDA graph must not copy from the host."""
     factor = [1 / (scale * deviation) for deviation in std]
     offset = [-centre / deviation for centre, deviation in zip(mean, std, strict=True)]
     column = (-1, 1, 1)
@@ -78,7 +78,7 @@ def _affine(
 
 
 def digits_folder() -> Path:
-    """Where scikit-learn keeps the digits. It is not imported: that takes a second, twenty times as long as reading."""
+    """The folder of the digits in scikit-learn, which is not imported: that would take a second."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise FedA2LError("the digits ship with scikit-learn, which is not installed; pip install scikit-learn")
@@ -89,8 +89,8 @@ def digits() -> Images:
     """Handwritten digits that ship with scikit-learn: 1,797 pictures of 8 x 8, values 0..16, 10 classes.
 
     E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
-    There is no official test set. Ours is fixed: of each class a fifth (rounded), drawn with `RandomState(0)`,
-    whose numbers NumPy promises never to change; 1,438 pictures are left for training.
+    There is no official test set. This one is fixed: a rounded fifth of each class, drawn with `RandomState(0)`, whose
+    numbers NumPy guarantees. 1,438 pictures remain for training.
     """
     lines = np.loadtxt(digits_folder() / "digits.csv.gz", delimiter=",", dtype=np.uint8)
     x = torch.from_numpy(lines[:, :-1].copy()).view(-1, 1, 8, 8)

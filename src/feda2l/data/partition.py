@@ -1,6 +1,6 @@
-"""Who holds which samples: every function returns one array of sample indices a node, and each sample once.
+"""Assigns samples to nodes. Every function returns one array of sample indices per node, with each sample once.
 
-A request that cannot be met raises `FedA2LError` within seconds and says what would be feasible.
+An impossible request raises `FedA2LError` within seconds, with feasible values.
 """
 
 import math
@@ -21,14 +21,14 @@ __all__ = ["Indices", "dirichlet", "iid", "natural", "pathological", "shards", "
 Indices = NDArray[np.int64]
 _T = TypeVar("_T")
 
-# The work a request may cost, in units of about 10 ns: seconds, and the same number of draws on every machine.
+# The limit of work per request, in units of about 10 ns: seconds, and the same number of draws on every machine.
 _BUDGET = 150_000_000
 _PROBE = _BUDGET // 10
 _ALPHAS = [mantissa * 10.0**exponent for exponent in range(-3, 3) for mantissa in (1, 2, 5)]
 
 
 def iid(labels: ArrayLike | Tensor, *, nodes: int, seed: int = 1, min_size: int = 1) -> list[Indices]:
-    """A random partition into nodes of equal size (up to one sample).
+    """Assign samples at random to nodes of equal size (up to one sample).
 
     >>> [len(part) for part in iid([0, 1, 0, 1, 0], nodes=2)]
     [3, 2]
@@ -41,12 +41,14 @@ def iid(labels: ArrayLike | Tensor, *, nodes: int, seed: int = 1, min_size: int 
 def dirichlet(
     labels: ArrayLike | Tensor, *, nodes: int, alpha: float, seed: int = 1, min_size: int = 40
 ) -> list[Indices]:
-    """A partition with label skew: each class is dealt to the nodes in proportions p ~ Dirichlet(alpha, ..., alpha).
+    """Assign samples with label skew: each class in proportions p ~ Dirichlet(alpha, ..., alpha) over the nodes.
 
-    A node that holds its fair share, samples / nodes, gets nothing from the classes that follow; the whole draw is
-    repeated until the smallest node holds `min_size` samples. Small `alpha` gives each node few classes, large
-    `alpha` tends to `iid`. Draws come from NumPy's legacy `RandomState(seed)`, as in the paper's released code,
-    so the nodes hold the very samples they hold there.
+    A node that has its fair share, samples / nodes, gets no samples of the following classes. The whole draw is
+    repeated until the smallest node has `min_size` samples. Random numbers come from NumPy's legacy
+    `RandomState(seed)`, as in the paper's released code, so each node has the same samples as there.
+
+    Args:
+        alpha: small values give each node few classes, large values approach `iid`; the paper uses 0.01, 0.1 and 0.5.
     """
     array = _checked(labels, nodes, seed, min_size)
     if not _within(alpha, 0, sys.float_info.max):
@@ -63,7 +65,7 @@ def dirichlet(
 def pathological(
     labels: ArrayLike | Tensor, *, nodes: int, classes_per_node: int = 2, seed: int = 1, min_size: int = 1
 ) -> list[Indices]:
-    """Each node holds exactly `classes_per_node` classes; a class is shared equally by the nodes that hold it.
+    """Assign exactly `classes_per_node` classes to each node; the nodes of a class share it equally.
 
     >>> parts = pathological([0, 0, 1, 1, 2, 2], nodes=3, classes_per_node=1)
     >>> sorted(sorted(part.tolist()) for part in parts)
@@ -75,7 +77,7 @@ def pathological(
     generator = numpy_generator(seed, purpose="pathological")
     holders: list[list[int]] = [[] for _ in classes]
     for node in range(nodes):
-        # The classes with the fewest holders, ties at random: no class is left out and none is favoured.
+        # The classes with the fewest nodes, ties at random: every class gets a node, and none is preferred.
         load = np.array([len(holder) for holder in holders])
         for chosen in np.lexsort((generator.random(len(classes)), load))[:classes_per_node]:
             holders[chosen].append(node)
@@ -90,7 +92,7 @@ def pathological(
 def shards(
     labels: ArrayLike | Tensor, *, nodes: int, shards_per_node: int = 2, seed: int = 1, min_size: int = 1
 ) -> list[Indices]:
-    """The samples sorted by label and cut into equal shards; each node gets `shards_per_node` of them at random.
+    """Sort the samples by label, cut them into equal shards, and assign `shards_per_node` random shards to each node.
 
     B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of Deep
     Networks from Decentralized Data", AISTATS 2017, section 3.
@@ -106,38 +108,38 @@ def shards(
         )
     cut = np.array_split(np.argsort(array, kind="stable"), nodes * shards_per_node)
     assigned = numpy_generator(seed, purpose="shards").permutation(len(cut)).reshape(nodes, shards_per_node)
-    return _enough([np.concatenate([cut[shard] for shard in hand]) for hand in assigned], min_size)
+    return _enough([np.concatenate([cut[shard] for shard in chosen]) for chosen in assigned], min_size)
 
 
 def natural(groups: ArrayLike | Tensor, *, nodes: int | None = None, min_size: int = 1) -> list[Indices]:
-    """One node for each distinct value of `groups` (a writer, a station, ...), in ascending order of the values.
+    """Assign one node to each distinct value of `groups` (a writer, a station, ...), in ascending order.
 
     >>> [part.tolist() for part in natural(["b", "a", "b"])]
     [[1], [0, 2]]
     """
     array = np.asarray(groups)
     if array.ndim != 1 or not len(array):
-        raise FedA2LError(f"groups must be a list with one node id a sample, got shape {array.shape}")
+        raise FedA2LError(f"groups must be a list with one node id per sample, got shape {array.shape}")
     _positive("min_size", min_size, least=0)
     values, inverse = np.unique(array, return_inverse=True)
     if nodes is not None and nodes != len(values):
-        raise FedA2LError(f"these data come from {len(values)} nodes by nature, got nodes = {nodes!r}")
+        raise FedA2LError(f"these data come from {len(values)} nodes, got nodes = {nodes!r}")
     order = np.argsort(inverse, kind="stable")
     return _enough(np.split(order, np.cumsum(np.bincount(inverse))[:-1]), min_size)
 
 
 def split(indices: ArrayLike, *, train_fraction: float = 0.75, seed: int, node: int) -> tuple[Indices, Indices]:
-    """One node's samples cut at random into a training part (rounded down) and the rest, its local test set."""
+    """Split the samples of one node at random into a training part (rounded down) and its local test set."""
     if not _within(train_fraction, 0, 1):
         raise FedA2LError(f"train_fraction must be above 0 and at most 1, got {train_fraction!r}")
     shuffled = numpy_generator(seed, node=node, purpose="split").permutation(np.asarray(indices, dtype=np.int64))
-    # 0.29 * 100 is 28.999999999999996: the tiny term keeps a whole number whole.
+    # The small term corrects rounding: 0.29 * 100 is 28.999999999999996.
     train = math.floor(train_fraction * len(shuffled) + 1e-9)
     return shuffled[:train], shuffled[train:]
 
 
 def table(labels: ArrayLike | Tensor, parts: Sequence[Indices], classes: int) -> NDArray[np.int64]:
-    """How many samples of each class each node holds, [nodes, classes].
+    """Count the samples of each class at each node, [nodes, classes].
 
     >>> table([0, 1, 1], natural([0, 0, 1]), classes=2).tolist()
     [[1, 1], [0, 1]]
@@ -151,12 +153,12 @@ def table(labels: ArrayLike | Tensor, parts: Sequence[Indices], classes: int) ->
 def _draw(
     members: list[Indices], *, nodes: int, alpha: float, seed: int, min_size: int, budget: int
 ) -> tuple[list[Indices] | None, int]:
-    """The first draw that gives every node `min_size` samples, or None; and the best smallest node seen (-1: none)."""
+    """The first draw that gives every node `min_size` samples, or None; and the largest minimum seen (-1: none)."""
     random = np.random.RandomState(seed)
     samples = sum(map(len, members))
     concentration = np.full(nodes, float(alpha))
     best = -1
-    budget = max(budget, 4 * (samples + len(members) * (2000 + 5 * nodes)))  # a few draws however large the data
+    budget = max(budget, 4 * (samples + len(members) * (2000 + 5 * nodes)))  # a few draws for any size of data
     while budget > 0:
         sizes = np.zeros(nodes, dtype=np.int64)
         cut: list[tuple[Indices, Indices]] = []
@@ -164,7 +166,7 @@ def _draw(
             shuffled = random.permutation(indices)
             budget -= len(indices)
             mass = math.nan
-            while not mass > 0:  # 0: all of it fell on full nodes; NaN: every gamma variate underflowed
+            while not mass > 0:  # 0: all of it went to full nodes; NaN: every gamma variate underflowed
                 if budget <= 0:
                     return None, best
                 budget -= 2000 + 5 * nodes
@@ -181,7 +183,7 @@ def _draw(
 
 
 def _infeasible(members: list[Indices], *, nodes: int, alpha: float, seed: int, min_size: int, best: int) -> str:
-    """Why no draw passed, and requests near this one that were tried and do pass with the same seed."""
+    """Why no draw succeeded, and similar requests that succeed with the same seed."""
 
     def passes(nodes: int = nodes, alpha: float = alpha) -> bool:
         return _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=_PROBE)[0] is not None
@@ -192,7 +194,7 @@ def _infeasible(members: list[Indices], *, nodes: int, alpha: float, seed: int, 
     if larger := _first([value for value in _ALPHAS if value > alpha], lambda value: passes(alpha=value)):
         feasible.append(f"alpha = {larger:g}")
     feasible.append('partition = "iid"')
-    why = "" if best >= 0 else " (no draw could be finished: alpha is too extreme for floating point)"
+    why = "" if best >= 0 else " (no draw could be completed: alpha is too extreme for floating point)"
     return (
         f"no Dirichlet draw gave each of {nodes} nodes {min_size} of the {sum(map(len, members))} samples with "
         f"alpha = {alpha:g}, seed = {seed}{why}; feasible: {', or '.join(feasible)}"
@@ -200,7 +202,7 @@ def _infeasible(members: list[Indices], *, nodes: int, alpha: float, seed: int, 
 
 
 def _first(candidates: list[_T], passes: Callable[[_T], bool]) -> _T | None:
-    """The first candidate that passes, by bisection: those before it fail, those after it pass."""
+    """The first candidate that passes, by bisection: earlier candidates fail, later ones pass."""
     low, high, found = 0, len(candidates), None
     while low < high:
         middle = (low + high) // 2
@@ -219,7 +221,7 @@ def _labels(labels: ArrayLike | Tensor) -> NDArray[np.integer]:
 
 
 def _checked(labels: ArrayLike | Tensor, nodes: int, seed: int, min_size: int) -> NDArray[np.integer]:
-    """The labels as an array, once the request is known to be possible by counting alone."""
+    """The labels as an array, after the checks that only need counting."""
     array = _labels(labels)
     _positive("nodes", nodes)
     _positive("min_size", min_size, least=0)
@@ -237,10 +239,10 @@ def _checked(labels: ArrayLike | Tensor, nodes: int, seed: int, min_size: int) -
 
 
 def _demand_shareable(nodes: int, classes_per_node: int, classes: int, smallest: int) -> None:
-    """Raise unless nodes of so many classes can hold all classes, and share the smallest one."""
+    """Raise unless the nodes can cover all classes, and can share the smallest class."""
     _positive("classes_per_node", classes_per_node)
     if classes_per_node > classes:
-        raise FedA2LError(f"classes_per_node is {classes_per_node} but there are only {classes} classes")
+        raise FedA2LError(f"classes_per_node = {classes_per_node}, but there are only {classes} classes")
     if nodes * classes_per_node < classes:
         raise FedA2LError(
             f"{nodes} nodes of {classes_per_node} classes leave classes of the {classes} without a node; "
@@ -256,7 +258,7 @@ def _demand_shareable(nodes: int, classes_per_node: int, classes: int, smallest:
 
 
 def _within(value: object, above: float, most: float) -> bool:
-    """Whether a value is a number in (above, most]; NaN and infinity are not."""
+    """Is the value a number in (above, most]? NaN and infinity are not."""
     return isinstance(value, Real) and above < float(value) <= most
 
 
@@ -269,7 +271,7 @@ def _enough(parts: list[Indices], min_size: int) -> list[Indices]:
     sizes = [len(part) for part in parts]
     if min(sizes) < min_size:
         raise FedA2LError(
-            f"node {int(np.argmin(sizes))} holds {min(sizes)} samples, fewer than min_size = {min_size}; "
+            f"node {int(np.argmin(sizes))} has {min(sizes)} samples, fewer than min_size = {min_size}; "
             f"feasible: min_size <= {min(sizes)}",
             see="partition",
         )

@@ -1,4 +1,4 @@
-"""Pictures from a folder or a zip archive, decoded by all cores into bytes; what cannot be decoded is named."""
+"""Decodes pictures of a folder or a zip archive into bytes on all cores, and names those that cannot be decoded."""
 
 import itertools
 import os
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from feda2l.data.errors import damaged_data_error
 from feda2l.errors import FedA2LError, RunFailed
 
-CHUNK = 256  # pictures that a process decodes before it hands them over
-FEW = 2000  # up to here a pool of processes costs more time than it saves
+CHUNK = 256  # pictures that a process decodes before it returns them
+FEW = 2000  # with fewer pictures, a pool of processes costs more time than it saves
 SHOWN = 5  # names in a message
 GREY = {"1", "L", "LA", "La"}
 DEEP = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
@@ -28,14 +28,14 @@ Picture = NDArray[np.uint8]  # [height, width] if it is grey, else [height, widt
 
 @dataclass(frozen=True)
 class Gathered:
-    """Pictures [n, channels, height, width] in the order of their names; the rows of those in `problems` hold zeros."""
+    """Pictures [n, channels, height, width] in the order of their names; pictures in `problems` are zeros."""
 
     x: NDArray[np.uint8]
     problems: dict[str, str]
 
 
 class Source:
-    """Bytes by name: the files of a folder, or the members of a zip archive, whose checksums are compared."""
+    """Bytes by name: the files of a folder, or the members of a zip archive, whose checksums are checked."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -50,7 +50,7 @@ class Source:
         return self.zip.read(name) if self.zip else (self.root / name).read_bytes()
 
     def text(self, name: str) -> str:
-        """A text file that has to be there."""
+        """A text file that must exist."""
         try:
             return self.read(name).decode()
         except KeyError:
@@ -67,9 +67,9 @@ def gather(
     colour: bool = False,
     processes: int | None = None,
 ) -> Gathered:
-    """The pictures of those names, all of one size: `size` (width, height), or that of the first one.
+    """Decode the named pictures, which must all have `size` (width, height), or the size of the first one.
 
-    There are three channels if `colour` is set or a picture has colours; then a grey one has the same value in each.
+    There are three channels if `colour` is set or if any picture has colours. A grey picture repeats its channel.
     """
     x: NDArray[np.uint8] | None = None
     problems, reference = {}, ""
@@ -85,17 +85,17 @@ def gather(
             continue
         if x is None:
             x = np.zeros((len(names), 3 if colour else 1, height, width), np.uint8)
-        if picture.ndim == 3 and x.shape[1] == 1:  # the first with colours
+        if picture.ndim == 3 and x.shape[1] == 1:  # the first picture with colours
             x = np.repeat(x, 3, axis=1)
         x[place] = np.atleast_3d(picture).transpose(2, 0, 1)
     return Gathered(np.zeros((len(names), 3, 0, 0), np.uint8) if x is None else x, problems)
 
 
 def decode(root: Path, names: Sequence[str], *, processes: int | None = None) -> Iterator[Picture | str]:
-    """Each picture in the order of the names, or a few words that say why there is none.
+    """Decode each picture in the order of the names; a picture that cannot be decoded gives the reason as a string.
 
-    An alpha channel is dropped, and a rotation that a camera noted is not applied, as in torchvision's `ImageFolder`.
-    `processes` is one a core unless told; 0 decodes in this one.
+    As in torchvision's `ImageFolder`, an alpha channel is dropped and the rotation in the metadata is not applied.
+    `processes` is by default one per core for many pictures; 0 decodes in this process.
     """
     try:
         import PIL.Image  # noqa: F401 (workers import it again)
@@ -103,7 +103,7 @@ def decode(root: Path, names: Sequence[str], *, processes: int | None = None) ->
         raise FedA2LError(
             "pictures need the package Pillow: pip install 'feda2l[images]'", see="missing-extra"
         ) from None
-    Source(root)  # a broken archive is said here, not by a worker
+    Source(root)  # raises for a broken archive here, not in a worker
     if processes is None:
         from feda2l.worker_pool import default_processes
 
@@ -113,7 +113,7 @@ def decode(root: Path, names: Sequence[str], *, processes: int | None = None) ->
 
 
 def describe(problems: Mapping[str, str], total: int) -> str:
-    """How many of `total` pictures cannot be used, and the first of them with the reason.
+    """How many of `total` pictures cannot be used, and the first ones with the reason.
 
     >>> describe({"a.png": "missing", "b.png": "not a picture"}, 1000)
     '2 of 1,000 pictures cannot be used: a.png (missing), b.png (not a picture)'
@@ -124,7 +124,7 @@ def describe(problems: Mapping[str, str], total: int) -> str:
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal, out of the way of what a program prints."""
+    """Print a line for the user to stderr, which keeps it apart from the output of the program."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -135,20 +135,20 @@ def _decoded(root: Path, chunks: list[Sequence[str]], processes: int) -> Iterato
         return
     import multiprocessing
 
-    context = multiprocessing.get_context("fork")  # a user's script needs no `if __name__ == "__main__"`
+    context = multiprocessing.get_context("fork")  # then a script of the user needs no `if __name__ == "__main__"`
     pool = ProcessPoolExecutor(processes, context, initializer=_open, initargs=(root,))
     try:
         yield from pool.map(_chunk, chunks)
     except BrokenProcessPool as error:
         raise RunFailed(
-            f"a process that decodes {root} was killed, perhaps out of memory; try again", see="worker-ended"
+            f"a process that decodes {root} was killed, perhaps because memory ran out; try again", see="worker-ended"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _shown(chunks: Iterator[list[Picture | str]], root: Path, total: int) -> Iterator[list[Picture | str]]:
-    """The same chunks, with a bar on a terminal; a line elsewhere if it takes a while."""
+    """Pass the chunks on, with a progress bar on a terminal; elsewhere print one line if there are many pictures."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -164,7 +164,7 @@ def _shown(chunks: Iterator[list[Picture | str]], root: Path, total: int) -> Ite
             bar.advance(task, len(chunk))
 
 
-_source: Source | None = None  # of a worker process: an archive is opened once and never shared
+_source: Source | None = None  # of a worker process, which opens the archive once and does not share it
 
 
 def _open(root: Path) -> None:
@@ -183,11 +183,11 @@ def _picture(source: Source, name: str) -> Picture | str:
     try:
         with Image.open(BytesIO(source.read(name))) as image:
             if image.mode in DEEP:
-                return f"has more than 8 bits a channel (mode {image.mode}); convert it"
+                return f"has more than 8 bits per channel (mode {image.mode}); convert it"
             return np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
     except (KeyError, FileNotFoundError):
         return "missing"
     except UnidentifiedImageError:
         return "not a picture"
-    except Exception as error:  # each decoder has its own words for a damaged file
+    except Exception as error:  # each decoder raises its own errors for a damaged file
         return f"damaged: {os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error}"

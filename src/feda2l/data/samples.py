@@ -1,6 +1,6 @@
-"""What every data set gives the engines: samples by number, as inputs and targets.
+"""The interface of a data set: samples by index, as inputs and targets.
 
-`Dataset` is all that a user's own data need: an object with these attributes, named in a spec as
+The user's own data set is any object with the attributes of `Dataset`. A spec names the function that returns it:
 `data.name = "package.module:function"`.
 """
 
@@ -15,23 +15,23 @@ __all__ = ["Dataset", "Labelled", "Samples"]
 
 
 class Samples(Protocol):
-    """Samples on one device; a batch is asked for by the numbers of its samples, [n] int64."""
+    """Samples on one device. A batch is selected by the indices of its samples, int64 [n]."""
 
     def __len__(self) -> int: ...
 
     def inputs(self, index: Tensor) -> Tensor:
-        """What the model sees, float32 [n, ...]."""
+        """The inputs of the model, float32 [n, ...]."""
 
     def targets(self, index: Tensor) -> Tensor:
-        """What it should answer: classes int64 [n], or numbers float32 [n, ...]."""
+        """The targets: classes int64 [n], or numbers float32 [n, ...]."""
 
     def to(self, device: torch.device) -> "Samples":
-        """The same on another device."""
+        """The same samples on another device."""
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A data set: samples to train on and to test with, and what they are."""
+    """A data set: training samples, test samples and their description."""
 
     @property
     def name(self) -> str: ...
@@ -48,26 +48,27 @@ class Dataset(Protocol):
 
     @property
     def classes(self) -> int | None:
-        """How many classes there are; None where the targets are numbers."""
+        """The number of classes; None if the targets are numbers."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes' names; of numbers: the names of the groups."""
+        """The names of the classes; if the targets are numbers, the names of the groups."""
 
     @property
     def groups(self) -> Tensor | None:
-        """The node each training sample belongs to by nature, if any, [n] int64."""
+        """The node of each training sample, int64 [n], if the data come from nodes."""
 
     @property
     def test_groups(self) -> Tensor | None:
-        """The node each test sample belongs to; None: every node is tested with all of them."""
+        """The node of each test sample; None if every node is tested on all test samples."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Samples held as one tensor of raw inputs and one of targets, and how a batch is turned into the model's input.
+    """Samples as one tensor of raw inputs and one tensor of targets.
 
-    `affine` is the same as a factor and an offset a channel, for kernels that do it themselves.
+    `normalise` turns a batch of raw inputs into inputs of the model. `affine` gives the same operation as a factor and
+    an offset per channel, for kernels that normalise by themselves.
     """
 
     x: Tensor

@@ -1,4 +1,4 @@
-"""Data sets of time series: the rows of every node once, and windows that are gathered when they are needed."""
+"""Data sets of time series: each row is stored once, and windows are gathered from the rows on demand."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ Forecast = Callable[[Tensor], Tensor]
 
 
 class Lengths(NamedTuple):
-    """How many rows of a window are seen, and how many that follow them are forecast."""
+    """The rows of a window that the model sees, and the following rows that it forecasts."""
 
     input: int = 96
     horizon: int = 96
@@ -30,15 +30,16 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """A data set as tensors: float32 rows [rows, channels] of all nodes, one after another, and where windows start.
+    """A data set as tensors: float32 rows [rows, channels] of all nodes in sequence, and the start rows of windows.
 
-    Node k holds rows bounds[k] to bounds[k + 1] - 1, in equal steps of time that begin together at every node. They are
-    standardised by node and variate: (value - mean) / std, with the mean and the sample std [nodes, channels] of
-    the rows before the node's cut. A row with a missing value is NaN, and no window contains one.
+    Node k has the rows bounds[k] to bounds[k + 1] - 1, in equal steps of time. The first row of every node is at the
+    same time. Values are standardised per node and variate, (value - mean) / std, with the mean and the sample standard
+    deviation [nodes, channels] of the rows before the node's cut. A row with a missing value is NaN; no window contains
+    such a row.
 
-    A window is a start row in `train_starts` or `test_starts` (int64), with its node's number in `train_node` or
-    `test_node`, in order of node and time. `left_out` [nodes] counts the windows that belong to neither part: they
-    cross the cut.
+    A window is a start row in `train_starts` or `test_starts` (int64), with the number of its node in `train_node` or
+    `test_node`, ordered by node and time. `left_out` [nodes] counts the windows that cross the cut and belong to
+    neither part.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Series:
 
     @property
     def classes(self) -> None:
-        """A forecast is numbers."""
+        """None: the targets are numbers."""
         return None
 
     @property
@@ -74,7 +75,7 @@ class Series:
 
     @property
     def channels(self) -> int:
-        """How many variates a row has."""
+        """The number of variates."""
         return len(self.variates)
 
     @property
@@ -83,33 +84,33 @@ class Series:
 
     @property
     def input(self) -> tuple[int, int]:
-        """Length and channels of what a model sees."""
+        """Length and channels of an input of the model."""
         return self.lengths.input, self.channels
 
     @property
     def groups(self) -> Tensor:
-        """The node id of each training window for a natural partition, as `Images.groups`."""
+        """The node of each training window for a natural partition, as in `Images.groups`."""
         return self.train_node
 
     @property
     def test_groups(self) -> Tensor:
-        """The node id of each test window: nodes differ in scale, so each is tested with its own."""
+        """The node of each test window: nodes differ in scale, so each is tested on its own windows."""
         return self.test_node
 
     def batch(self, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """What a model sees [n, input, channels] and what it should forecast [n, horizon, channels]."""
+        """The inputs [n, input, channels] and the targets [n, horizon, channels] of a batch of windows."""
         both = windows(self.rows, starts, self.lengths.window)
         return both[:, : self.lengths.input], both[:, self.lengths.input :]
 
     def original(self, values: Tensor, node: int) -> Tensor:
-        """Values of one node [..., channels] in the units of the file: value std + mean."""
+        """Convert values of one node [..., channels] to the units of the file: value * std + mean."""
         mean, std = (table[node].to(values) for table in (self.means, self.stds))
         return values * std + mean
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows as samples: what is seen, and what follows it; gathered from the rows when they are asked for."""
+    """Windows as samples: inputs and the targets that follow them, gathered from the rows on demand."""
 
     rows: Tensor
     starts: Tensor
@@ -129,7 +130,7 @@ class Windows:
 
 
 def windows(rows: Tensor, starts: Tensor, length: int) -> Tensor:
-    """The rows from each start on, [n, length, channels], by one gather.
+    """The `length` rows from each start, [n, length, channels], by one gather.
 
     >>> windows(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([2, 0]), 2).squeeze(-1).tolist()
     [[2.0, 3.0], [0.0, 1.0]]
@@ -138,7 +139,7 @@ def windows(rows: Tensor, starts: Tensor, length: int) -> Tensor:
 
 
 class Split(NamedTuple):
-    """Where one node's windows start; scaling is taken from the rows before `cut`."""
+    """The start rows of the windows of one node; the rows before `cut` determine the scaling."""
 
     train: Starts
     test: Starts
@@ -147,17 +148,17 @@ class Split(NamedTuple):
 
 
 def split_rows(rows: int, lengths: Lengths, *, train_fraction: float = 0.8, stride: int = 1) -> Split:
-    """The split of a series without gaps, at row c = floor(train_fraction rows).
+    """Split a series without gaps at row c = floor(train_fraction * rows).
 
-    Training windows lie in rows 0 .. c - 1, test windows in rows c + 1 .. rows - 2: the row at the cut and the last one
-    are lost, as in FedProC, whose published numbers these windows have to match. No row is in both parts.
+    Training windows use the rows 0 .. c - 1, test windows the rows c + 1 .. rows - 2. The row at the cut and the last
+    row are unused, as in FedProC, whose published numbers these windows reproduce. No row is in both parts.
 
     >>> split = split_rows(7588, Lengths())
     >>> len(split.train), len(split.test), split.cut
     (5879, 1325, 6070)
     """
     _check(lengths, train_fraction, stride)
-    cut = int(train_fraction * rows + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    cut = int(train_fraction * rows + 1e-9)  # corrects rounding: 0.29 * 100 is 28.999999999999996
     train = np.arange(0, cut - lengths.window + 1, stride)
     test = np.arange(cut + 1, rows - lengths.window, stride)
     possible = len(range(0, rows - lengths.window + 1, stride))
@@ -172,12 +173,12 @@ def split_windows(
     stride: int = 1,
     crossing: Literal["drop", "train"] = "drop",
 ) -> Split:
-    """The split of a series with gaps: only windows of rows that are all complete count, n of them.
+    """Split a series with gaps. Only windows whose rows are all complete are used; n is their number.
 
-    The cut is the start of window floor(train_fraction n), counted from 0; that window and all later ones are for the
-    test. Of the earlier ones those that end before the cut are for training. The rest cross the cut, so they
-    share rows with test windows: they are dropped, or (`crossing="train"`) used all the same.
-    With a `stride`, only starts that are multiples of it count.
+    The cut is the start of window floor(train_fraction * n), counted from 0. That window and all later ones are test
+    windows. Earlier windows that end before the cut are training windows. The other windows cross the cut, so they
+    share rows with test windows. They are dropped, or used for training with `crossing="train"`.
+    With a `stride`, only starts that are multiples of it are used.
     """
     _check(lengths, train_fraction, stride)
     starts = complete_windows(complete, lengths.window)
@@ -192,7 +193,7 @@ def split_windows(
 
 
 def complete_windows(complete: NDArray[np.bool_], length: int) -> Starts:
-    """Where `length` complete rows follow each other.
+    """The starts of `length` consecutive complete rows.
 
     >>> complete_windows(np.array([True, True, True, False, True, True]), 2).tolist()
     [0, 1, 4]
@@ -202,7 +203,7 @@ def complete_windows(complete: NDArray[np.bool_], length: int) -> Starts:
 
 
 class Site(NamedTuple):
-    """One node before scaling: its rows [rows, channels] in the units of the file, NaN if missing, and its windows."""
+    """One node before scaling: its rows [rows, channels] in the units of the file (NaN if missing) and its windows."""
 
     name: str
     rows: Rows
@@ -210,7 +211,7 @@ class Site(NamedTuple):
 
 
 def assemble(name: str, sites: Iterable[Site], variates: tuple[str, ...], lengths: Lengths) -> Series:
-    """The standardised data set; a node that has no window for training or for the test is an error."""
+    """Build the standardised data set. A node without a training window or a test window is an error."""
     names: list[str] = []
     rows, means, stds, left_out = [], [], [], []
     starts: dict[Part, list[Starts]] = {"train": [], "test": []}
@@ -224,7 +225,7 @@ def assemble(name: str, sites: Iterable[Site], variates: tuple[str, ...], length
         complete = site.rows[: site.split.cut]
         complete = complete[~np.isnan(complete).any(axis=1)]
         mean, std = complete.mean(axis=0), complete.std(axis=0, ddof=1)
-        std[std == 0] = 1.0  # a variate that never moved before the cut stays at 0 instead of leaving the numbers
+        std[std == 0] = 1.0  # a variate that is constant before the cut becomes 0, not NaN
         names.append(site.name)
         rows.append(((site.rows - mean) / std).astype(np.float32))
         means.append(mean)
@@ -250,24 +251,24 @@ def assemble(name: str, sites: Iterable[Site], variates: tuple[str, ...], length
 
 
 def last_value(x: Tensor, horizon: int) -> Tensor:
-    """The naive forecast that nothing changes: the last row seen, `horizon` times."""
+    """The naive forecast that repeats the last row of the input `horizon` times."""
     return x[:, -1:].expand(-1, horizon, -1)
 
 
 def window_mean(x: Tensor, horizon: int) -> Tensor:
-    """The naive forecast of the mean of the rows seen, `horizon` times."""
+    """The naive forecast that repeats the mean of the input `horizon` times."""
     return x.mean(dim=1, keepdim=True).expand(-1, horizon, -1)
 
 
 class Errors(NamedTuple):
-    """Errors on the standardised scale [nodes]: means over a node's windows; `mse.mean()` is the mean over nodes."""
+    """Errors on the standardised scale [nodes], each the mean over the windows of a node."""
 
     mse: Tensor
     mae: Tensor
 
 
 def forecast_errors(series: Series, forecast: Forecast, part: Part = "test", batch: int = 1024) -> Errors:
-    """How far a forecast ([n, input, channels] -> [n, horizon, channels]) is from what followed, node by node."""
+    """The errors of a forecast ([n, input, channels] -> [n, horizon, channels]) per node."""
     starts: Tensor = getattr(series, f"{part}_starts")
     node: Tensor = getattr(series, f"{part}_node")
     squared, absolute = (torch.zeros(series.nodes, dtype=torch.float64, device=starts.device) for _ in range(2))
@@ -281,7 +282,7 @@ def forecast_errors(series: Series, forecast: Forecast, part: Part = "test", bat
 
 
 def naive_errors(series: Series, part: Part = "test") -> dict[str, Errors]:
-    """The errors of the two naive forecasts, which a trained model has to beat."""
+    """The errors of the two naive forecasts, the baselines of a trained model."""
     horizon = series.lengths.horizon
     return {
         "last_value": forecast_errors(series, lambda x: last_value(x, horizon), part),
@@ -299,7 +300,7 @@ def _check(lengths: Lengths, train_fraction: float, stride: int) -> None:
 
 
 def _too_short(name: str, site: Site, part: Part, lengths: Lengths) -> str:
-    """Why there is no window, and how long one could be."""
+    """The error message for a node without a window, with the longest possible window."""
     gaps = np.flatnonzero(np.isnan(site.rows).any(axis=1))
     longest = int(np.diff(np.concatenate([[-1], gaps, [len(site.rows)]])).max()) - 1
     return (

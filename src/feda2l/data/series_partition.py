@@ -1,7 +1,7 @@
-"""Who holds which training windows of a time series: one array of window indices a node, and each window once.
+"""Assigns training windows of a time series to nodes: one array of window indices per node, with each window once.
 
-An index counts `Series.train_starts`; the test windows stay with their sites, which `Series.test_node` names. See
-`feda2l.data.partition` for samples with labels.
+An index refers to `Series.train_starts`. The test windows stay with their sites (`Series.test_node`). For samples with
+labels see `feda2l.data.partition`.
 """
 
 import numpy as np
@@ -14,15 +14,15 @@ from feda2l.data.series import Series
 from feda2l.errors import FedA2LError
 from feda2l.randomness import numpy_generator
 
-ITERATIONS = 100  # Lloyd's steps; a few dozen are enough for these data
+ITERATIONS = 100  # steps of Lloyd's algorithm; these data need a few dozen
 
 
 def by_time(series: Series, *, nodes: int, min_size: int = 1) -> list[Indices]:
-    """Each node holds a block of time: the windows of all sites by start, then site, in equal numbers (up to one).
+    """Assign a block of time to each node: windows of all sites by start and site, in equal numbers (up to one).
 
-    Guaranteed: a window of a node never starts after a window of a later node. Two nodes share rows only where a
-    window starts less than input + horizon rows before the later node's first; with stride 1 and no gap at the cut
-    that cannot be avoided if every window is to be used. Within its block a node's windows are in time order.
+    No window of a node starts after a window of a later node. Two nodes share rows only where a window starts less than
+    input + horizon rows before the first window of the later node. With stride 1 and no gap at the cut this is
+    unavoidable if every window is used. The windows of a node are in order of time.
     """
     site = partition._checked(series.train_node, nodes, 0, min_size)
     time = series.train_starts.numpy() - np.array(series.bounds)[site]
@@ -32,18 +32,19 @@ def by_time(series: Series, *, nodes: int, min_size: int = 1) -> list[Indices]:
 def by_cluster(
     series: Series, *, nodes: int, alpha: float, clusters: int = 10, seed: int = 1, min_size: int = 40
 ) -> list[Indices]:
-    """Windows of like shape are a class (`cluster_windows`), dealt to the nodes by `partition.dirichlet`.
+    """Group windows of similar shape into clusters (`cluster_windows`) and assign these by `partition.dirichlet`.
 
-    Small `alpha` gives each node few kinds of windows, large `alpha` tends to a random partition.
+    A small `alpha` gives each node few clusters, a large `alpha` approaches a random partition.
     """
     labels = cluster_windows(series, clusters=clusters, seed=seed)
     return partition.dirichlet(labels, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size)
 
 
 def cluster_windows(series: Series, *, clusters: int = 10, seed: int = 1) -> NDArray[np.int64]:
-    """A cluster number for each training window, by k-means over `window_features`.
+    """The cluster number of each training window, by k-means on `window_features`.
 
-    Starts are drawn as in D. Arthur, S. Vassilvitskii, "k-means++: The Advantages of Careful Seeding", SODA 2007.
+    The first centres are drawn as in D. Arthur, S. Vassilvitskii, "k-means++: The Advantages of Careful Seeding",
+    SODA 2007.
     """
     samples = len(series.train_starts)
     if not 1 <= clusters <= samples:
@@ -56,7 +57,7 @@ def cluster_windows(series: Series, *, clusters: int = 10, seed: int = 1) -> NDA
     while len(centres) < clusters:
         distance = _distances(features, centres).min(axis=1)
         total = distance.sum()
-        chance = distance / total if total > 0 else None  # all windows alike: any will do
+        chance = distance / total if total > 0 else None  # None if all windows are equal
         centres = np.vstack([centres, features[generator.choice(samples, p=chance)]])
     labels = np.full(samples, -1)
     for _ in range(ITERATIONS):
@@ -70,9 +71,9 @@ def cluster_windows(series: Series, *, clusters: int = 10, seed: int = 1) -> NDA
 
 
 def window_features(series: Series, batch: int = 4096) -> NDArray[np.float64]:
-    """Mean, standard deviation and slope of each variate over the rows seen, [windows, 3 channels].
+    """Mean, standard deviation and slope of each variate over the input rows, [windows, 3 * channels].
 
-    Each feature is standardised over the windows, so that none outweighs the others.
+    Each feature is standardised over the windows, so that all have the same weight.
     """
     length = series.lengths.input
     time = torch.arange(length, dtype=torch.float64) - (length - 1) / 2
@@ -88,5 +89,5 @@ def window_features(series: Series, batch: int = 4096) -> NDArray[np.float64]:
 
 
 def _distances(features: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Squared distances [windows, centres], centre by centre: no array of all differences."""
+    """Squared distances [windows, centres], one centre at a time to save memory."""
     return np.stack([np.square(features - centre).sum(axis=1) for centre in centres], axis=1)

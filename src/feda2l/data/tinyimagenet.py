@@ -1,9 +1,9 @@
-"""Tiny ImageNet: 64 x 64 pictures of 200 classes of ImageNet, decoded once and kept as bytes.
+"""Tiny ImageNet: 64 x 64 pictures of 200 classes of ImageNet, decoded once and stored as bytes.
 
 Y. Le, X. Yang, "Tiny ImageNet Visual Recognition Challenge", course CS 231N, Stanford University, 2015.
 
-The pictures are read straight from the official archive: 110,000 small files on disk would be slow to write, and to
-read again. They are kept in one file beside it, 1.4 GB, which is enough from then on; it is mapped, not read.
+The pictures are read directly from the official archive, because 110,000 small files on disk would be slow to write and
+to read. The decoded pictures are stored in one file of 1.4 GB beside it. Later runs need that file only, and map it.
 """
 
 import json
@@ -25,13 +25,13 @@ from feda2l.data.labels import numbered
 from feda2l.data.pictures import Source, describe, gather, say
 from feda2l.errors import FedA2LError
 
-VERSION = "2"  # of the file with the decoded pictures; one of another version is made anew
+VERSION = "2"  # of the file with the decoded pictures; a file of another version is written again
 SIZE = (64, 64)
 
 
 @dataclass(frozen=True)
 class TinyImageNet:
-    """The archive, and how many classes it has and how many pictures of each in the two parts with labels."""
+    """The archive, its number of classes, and the pictures per class in the two parts with labels."""
 
     archive: Archive
     classes: int
@@ -45,7 +45,7 @@ class TinyImageNet:
 
 @dataclass(frozen=True)
 class _Decoded:
-    """The two parts with labels; the checksum of the archive, if they come from it; what was left out and why."""
+    """The two parts with labels, the checksum of their archive (if any), and the pictures left out with the reason."""
 
     tensors: dict[str, Tensor]
     class_names: list[str]
@@ -61,14 +61,17 @@ def load(
     keep: bool = True,
     processes: int | None = None,
 ) -> Images:
-    """Tiny ImageNet from the archive in the data folder `folder`, or from where it was extracted there.
+    """Load Tiny ImageNet from the archive in the data folder `folder`, or from the folder extracted there.
 
     The test set is the part that the authors call validation; their test part has no labels. Labels number the sorted
-    ids of the classes, and the training pictures are sorted by label and then by file name, both as torchvision's
-    `ImageFolder` has them, so that a partition by index deals the same pictures.
+    ids of the classes. Training pictures are sorted by label and then by file name. Both are as in torchvision's
+    `ImageFolder`, so that a partition by index assigns the same pictures.
 
-    A picture that is missing, damaged or of another size is an error that names it. With `skip_corrupt` these are left
-    out instead: how many were kept is said, now and whenever the kept file is read. `keep` = False writes nothing.
+    Args:
+        skip_corrupt: leave out pictures that are missing, damaged or of another size, and print their number. By
+            default such a picture is an error that names it.
+        keep: write the decoded pictures to a file for later runs.
+        processes: worker processes that decode pictures; by default one per core.
     """
     folder = Path(folder)
     place = locate(source.archive, folder)
@@ -78,7 +81,7 @@ def load(
         root = next((path for path in _roots(source, folder) if path.exists()), None)
         if root is None:
             raise FedA2LError(
-                f"{prepared} cannot be used and there is nothing else; {source.archive.by_hand(folder)}",
+                f"{prepared} cannot be used, and the archive is missing; {source.archive.by_hand(folder)}",
                 see="data-missing",
             )
         decoded = _decode(source, root, prepared, skip_corrupt, processes)
@@ -87,7 +90,7 @@ def load(
     if decoded.left_out:
         counts = [len(decoded.tensors[name]) for name in ("train_y", "test_y")]
         say(
-            f"{source.archive.dataset}: {describe(decoded.left_out, source.pictures)}; they are left out as asked, "
+            f"{source.archive.dataset}: {describe(decoded.left_out, source.pictures)}; they are left out as requested, "
             f"{counts[0]:,} training and {counts[1]:,} test pictures are kept"
         )
     return Images(
@@ -102,7 +105,7 @@ def load(
 
 
 def origin(path: Path) -> str | None:
-    """The checksum of the archive that decoded pictures were made from; None if it was none, or cannot be read."""
+    """The checksum of the archive of the decoded pictures; None if they are not from an archive or cannot be read."""
     try:
         with safe_open(path, "pt") as file:
             return (file.metadata() or {}).get("checksum") or None
@@ -116,13 +119,13 @@ def _prepared(source: TinyImageNet, folder: Path) -> Path:
 
 
 def _roots(source: TinyImageNet, folder: Path) -> tuple[Path, Path]:
-    """Where pictures can be read: the archive, or else what was extracted from it by hand."""
+    """The possible sources of the pictures: the archive, or the folder that the user extracted from it."""
     return folder / source.archive.name, folder / source.archive.folder
 
 
 def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool, processes: int | None) -> _Decoded:
-    """Both parts, read from the archive or the folder `root`."""
-    # Names start with the archive's folder, in the archive as well as in the data folder.
+    """Decode both parts from the archive or the folder `root`."""
+    # Names start with the folder of the archive, both in the archive and in the data folder.
     root, checksum = (root.parent, "") if root.is_dir() else (root, digest(root, source.archive.algorithm))
     top, files = source.archive.folder, Source(root)
     ids = _ids(source, files)
@@ -134,7 +137,7 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     if problems and not skip_corrupt:
         raise damaged_data_error(
             f"{root}: {describe(problems, source.pictures)}; remove {root if checksum else root / top} and fetch it "
-            "again, or leave them out for good with feda2l.data.tinyimagenet.load(TINYIMAGENET, "
+            "again, or leave them out with feda2l.data.tinyimagenet.load(TINYIMAGENET, "
             f"{str(prepared.parent)!r}, skip_corrupt=True)"
         )
     x, y = torch.from_numpy(gathered.x), torch.from_numpy(numbered(list(owners.values()), ids))
@@ -162,7 +165,7 @@ def _ids(source: TinyImageNet, files: Source) -> list[str]:
 
 
 def _trained(source: TinyImageNet, ids: list[str]) -> dict[str, str]:
-    """The class id of each training picture, by its name: in order of the ids, then of the names."""
+    """The class id of each training picture by name, ordered by class id and name."""
     folder = f"{source.archive.folder}/train"
     return {
         name: own
@@ -172,7 +175,7 @@ def _trained(source: TinyImageNet, ids: list[str]) -> dict[str, str]:
 
 
 def _annotated(source: TinyImageNet, files: Source, ids: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The class id of each validation picture, by its name and in order of the names, and the pictures without one."""
+    """The class id of each validation picture by name, ordered by name; and the pictures without a class."""
     folder = f"{source.archive.folder}/val/images"
     expected = {f"val_{number}.JPEG" for number in range(source.classes * source.test)}
     found = _annotations(source, files, expected)
@@ -186,7 +189,7 @@ def _annotated(source: TinyImageNet, files: Source, ids: list[str]) -> tuple[dic
 
 
 def _annotations(source: TinyImageNet, files: Source, expected: set[str]) -> dict[str, str]:
-    """The class id of each validation picture, in order of the file's lines."""
+    """The class id of each validation picture, in the order of the lines of the file."""
     place = f"{source.archive.folder}/val/val_annotations.txt"
     found: dict[str, str] = {}
     for number, line in enumerate(files.text(place).splitlines(), 1):
@@ -203,7 +206,7 @@ def _annotations(source: TinyImageNet, files: Source, expected: set[str]) -> dic
 
 
 def _names(files: Source, top: str, ids: list[str]) -> list[str]:
-    """The first synonym of each class; with its id where two classes share it or there is none."""
+    """The first synonym of each class, followed by the class id if the synonym is missing or not unique."""
     words = dict(line.split("\t", 1) for line in files.text(f"{top}/words.txt").splitlines() if "\t" in line)
     first = [words.get(own, "").split(",")[0].strip() for own in ids]
     return [
@@ -213,7 +216,7 @@ def _names(files: Source, top: str, ids: list[str]) -> list[str]:
 
 
 def _write(decoded: _Decoded, path: Path) -> None:
-    """Keep the decoded pictures: whole or not at all. Where they cannot be kept, the next run decodes them again."""
+    """Store the decoded pictures, completely or not at all. If that fails, the next run decodes them again."""
     about = {
         "version": VERSION,
         "checksum": decoded.checksum,
@@ -226,16 +229,16 @@ def _write(decoded: _Decoded, path: Path) -> None:
                 {name: tensor.contiguous() for name, tensor in decoded.tensors.items()}, partial / path.name, about
             )
             (partial / "plain").touch()
-            shutil.copymode(partial / "plain", partial / path.name)  # save_file lets nobody else read it
+            shutil.copymode(partial / "plain", partial / path.name)  # save_file gives the file to its owner only
             with (partial / path.name).open("rb+") as file:
-                os.fsync(file.fileno())  # the name must not outlive a crash that the bytes did not
+                os.fsync(file.fileno())  # after a crash, the file name must not exist without its bytes
             os.replace(partial / path.name, path)
     except (FedA2LError, SafetensorError) as error:
         say(f"{error}; the decoded pictures are not kept")
 
 
 def _read(source: TinyImageNet, path: Path) -> _Decoded | None:
-    """What `_write` kept; None, and a line that says so, if it is of another version or not whole."""
+    """Read the file of `_write`; None, and a line on stderr, if it has another version or is incomplete."""
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
@@ -252,8 +255,8 @@ def _read(source: TinyImageNet, path: Path) -> _Decoded | None:
         return None
 
 
-# The authors publish no sum. The md5 and the size are those that many projects, Avalanche among them, check or report
-# for the archive at this address; here the archive itself could not be fetched.
+# The authors publish no checksum. Many projects, for example Avalanche, check this md5 and size for the archive at this
+# address. The archive itself could not be downloaded here.
 TINYIMAGENET = TinyImageNet(
     archive=Archive(
         dataset="tinyimagenet",
