@@ -213,6 +213,7 @@ def test_a_paired_test_counts_every_assignment_of_signs(digits: int) -> None:
     """With one digit many sums are equal to the observed one up to rounding; they count as at least as far."""
     random = np.random.default_rng(3)
     first, second = np.round(random.random(8), digits) + 0.7, np.round(random.random(8) + 0.2, digits) + 0.7
+    second += 1e-11 * random.random(8)
     sums = np.array(list(itertools.product((-1, 1), repeat=8))) @ (second - first)
     expected = (np.abs(sums) >= abs((second - first).sum()) - 1e-9).mean()
     assert paired_test(first.tolist(), second.tolist()).p == expected

@@ -227,7 +227,7 @@ def test_rounds_to_different_targets_are_not_compared(tmp_path: Path) -> None:
     [
         ({"more": {"data": {"name": "cifar10"}}}, "different data"),
         ({"metric": "mse"}, "scored by accuracy, B by mse"),
-        ({"seed": 2}, "none in common"),
+        ({"seed": 2}, "no seed is on both sides"),
     ],
 )
 def test_compare_refuses_what_cannot_be_compared(tmp_path: Path, other: dict[str, Any], why: str) -> None:

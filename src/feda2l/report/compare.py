@@ -1,4 +1,4 @@
-"""`feda2l compare A B`: does B beat A? In words, with the numbers behind them."""
+"""`feda2l compare A B`: is B better than A? The answer in words and in numbers."""
 
 import functools
 import itertools
@@ -15,12 +15,12 @@ from feda2l.report.run_figures import Figures, figures_of
 from feda2l.report.significance import LEVEL, PairedTest, paired_test, seeds_needed
 from feda2l.report.words import rounds_words, scale_of, score_words, seconds_words, target_words
 
-SAME = ("data.name", "evaluation.target", "evaluation.on")  # what makes two scores one thing
+SAME = ("data.name", "evaluation.target", "evaluation.on")  # keys that must be equal for comparable scores
 
 
 @dataclass(frozen=True)
 class MeasureComparison:
-    """One figure of both sides, seed by seed."""
+    """One figure of both sides, paired by seed."""
 
     name: str
     first: str
@@ -31,19 +31,19 @@ class MeasureComparison:
 
     @property
     def better(self) -> str:
-        """The side that is ahead; empty where neither is."""
+        """The better side; empty if both are equal."""
         if self.test is None or self.test.difference == 0:
             return ""
         return "B" if (self.test.difference < 0) == self.less_is_better else "A"
 
     @property
     def amount(self) -> str:
-        """How far apart the sides are."""
+        """The absolute difference of the sides, with its unit."""
         return "" if self.test is None else f"{abs(self.test.difference):.4g}{self.unit}"
 
     @property
     def words(self) -> str:
-        """Which side is better and how sure that is."""
+        """The better side, the difference, its interval and its significance."""
         if self.test is None:
             return "no seed has it on both sides"
         if not self.better:
@@ -57,7 +57,7 @@ class MeasureComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods side by side."""
+    """A comparison of two methods."""
 
     first: str
     second: str
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """By the first figure in which the sides differ; where others point the other way, a sentence that says so."""
+        """A sentence about the first figure that differs, and one about the figures that favour the other side."""
         telling = [measure for measure in self.measures if measure.better]
         if not telling:
             return "Neither is better in anything that was measured."
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def _sentence(main: MeasureComparison) -> str:
-    """Who is ahead, and whether that is more than chance."""
+    """The better side in the main figure, and whether the difference is significant."""
     test, other = main.test, "A" if main.better == "B" else "B"
     assert test is not None
     if test.smallest > LEVEL:
@@ -95,7 +95,7 @@ def _sentence(main: MeasureComparison) -> str:
 
 
 def compare(first: Path, second: Path) -> Comparison:
-    """Run folders, or folders of runs that differ in their seed only; seeds are paired."""
+    """Compare run folders, or folders of runs that differ in their seed only. Runs with equal seeds are paired."""
     notes = Notes()
     sides = [_side(path, notes) for path in (first, second)]
     _check_alike(sides, notes)
@@ -114,13 +114,14 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 def _pairs(sides: Sequence[Sequence[Figures]], notes: Notes) -> list[tuple[Figures, Figures]]:
-    """Both sides of each seed that both have."""
+    """The runs of both sides, for each seed that both have."""
     a, b = ({figures.run.seed: figures for figures in side} for side in sides)
     seeds, alone = (", ".join(map(str, sorted(own))) for own in (a.keys() & b.keys(), a.keys() ^ b.keys()))
     if not seeds:
         found = [", ".join(map(str, sorted(own))) for own in (a, b)]
         raise FedA2LError(
-            f"A has seeds {found[0]}, B has seeds {found[1]}: none in common, so nothing can be paired", see="compare"
+            f"A has seeds {found[0]}, B has seeds {found[1]}; no seed is on both sides, so nothing can be paired",
+            see="compare",
         )
     if alone:
         notes.add("left out, seeds that only one side has", alone)
@@ -132,13 +133,14 @@ def _side(path: Path, notes: Notes) -> list[Figures]:
     curves = read_curves(runs, notes)
     usable = [figures_of(run, curves[run.path]) for run in runs if run.path in curves]
     if not usable:
-        raise FedA2LError(f"{path}: no run could be used\n" + "\n".join(notes.lines()), see="compare")
+        raise FedA2LError("no run could be used\n" + "\n".join(notes.lines()), file=path, see="compare")
     keys = varying_keys([figures.run for figures in usable], Notes())
     if keys:
         kinds = sorted({label(figures.run, keys) for figures in usable})
         raise FedA2LError(
-            f"{path}: its runs differ in {', '.join(keys)} ({'; '.join(kinds[:6])}{' ...' * (len(kinds) > 6)}); "
+            f"its runs differ in {', '.join(keys)} ({'; '.join(kinds[:6])}{' ...' * (len(kinds) > 6)}); "
             "compare needs one method with its seeds on each side, feda2l report shows many",
+            file=path,
             see="compare",
         )
     return usable
@@ -155,13 +157,13 @@ def _check_alike(sides: Sequence[Sequence[Figures]], notes: Notes) -> None:
             values = f"{first.keys.get(key)} and {second.keys.get(key)}"
             if key == "data.name":
                 raise FedA2LError(
-                    f"A and B learn different data ({values}): their scores are not one thing", see="compare"
+                    f"A and B learn different data ({values}), so their scores cannot be compared", see="compare"
                 )
             notes.add("differs, so the figures that hang on it are not comparable", f"{key} ({values})")
 
 
 def _same_target(pairs: list[tuple[Figures, Figures]]) -> bool:
-    """Can rounds be compared?"""
+    """Do all runs have the same target, so that rounds can be compared?"""
     return all(a.run.target == b.run.target and a.run.target is not None for a, b in pairs)
 
 
@@ -174,7 +176,7 @@ def _measures(pairs: list[tuple[Figures, Figures]]) -> list[MeasureComparison]:
         if all(figures.curve.seconds is not None for figures in itertools.chain(*sides)):
             in_all = max(figures.simulated_in_all or 0.0 for figures in itertools.chain(*sides))
             words = functools.partial(rounds_words, rounds=f"{in_all:.2f}", digits=2)
-            # on a simulated network, faster means these seconds, so they come first
+            # on a simulated network these seconds are the main figure
             measures.append(_to_target(sides, f"simulated seconds to {goal}", "simulated", words, " s"))
         words = functools.partial(rounds_words, rounds=run.rounds)
         measures.append(_to_target(sides, f"rounds to {goal}", "rounds", words, " rounds"))
@@ -189,7 +191,7 @@ def _measures(pairs: list[tuple[Figures, Figures]]) -> list[MeasureComparison]:
 def _to_target(
     sides: Sequence[Sequence[Figures]], name: str, what: str, words: Callable[[RoundsToTarget], str], unit: str
 ) -> MeasureComparison:
-    """Rounds, or seconds on the simulated network; a seed that never came counts as one round too many."""
+    """Rounds or simulated seconds to the target; a seed that misses it counts as one round more than it ran."""
     reached = "reached" if what == "rounds" else what
     first, second = (words(rounds_over_seeds([getattr(figures, reached) for figures in side])) for side in sides)
     came = any(figures.reached is not None for figures in itertools.chain(*sides))
@@ -207,9 +209,9 @@ def _of(
     scale: float = 1.0,
 ) -> MeasureComparison:
     both = [(getattr(first, what), getattr(second, what)) for first, second in pairs]
-    there = [pair for pair in both if None not in pair]
-    if not there:
+    known = [pair for pair in both if None not in pair]
+    if not known:
         return MeasureComparison(name, "", "", None, less_is_better, unit)
-    first, second = map(list, zip(*there, strict=True))
+    first, second = map(list, zip(*known, strict=True))
     test = paired_test([scale * value for value in first], [scale * value for value in second])
     return MeasureComparison(name, words(first), words(second), test, less_is_better, unit)
