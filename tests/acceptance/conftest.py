@@ -1,4 +1,4 @@
-"""The system as a user meets it: the command line, in this process where start-up time counts, else in a real one."""
+"""Run the command line as a user does: in this process where start-up time matters, otherwise in a new process."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 
 class Outcome(NamedTuple):
-    """What a command came to."""
+    """The exit code and the output of a command."""
 
     code: int | None
     out: str
@@ -25,7 +25,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     from feda2l.cli.main import main
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))  # a user's own module puts the current folder on it
+    monkeypatch.setattr(sys, "path", list(sys.path))  # importing a user's module adds the current folder
 
     def call(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["feda2l", *map(str, arguments)])
@@ -42,7 +42,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """`start("run", "spec.toml")` as a process of its own session, with `tmp_path` as the current folder."""
+    """`start("run", "spec.toml")` as a process in a new session, with `tmp_path` as the current folder."""
     started: list[subprocess.Popen[str]] = []
 
     def launch(*arguments: object, **options: object) -> subprocess.Popen[str]:
@@ -61,7 +61,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def process(start: Callable[..., "subprocess.Popen[str]"]) -> Callable[..., Outcome]:
-    """`process("run", "spec.toml")` as a real process, to its end."""
+    """`process("run", "spec.toml")` as a real process; waits until it ends."""
 
     def call(*arguments: object, **options: object) -> Outcome:
         running = start(*arguments, **options)

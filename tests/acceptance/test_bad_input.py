@@ -1,4 +1,4 @@
-"""A user's mistake ends in exit code 2 and a failed run in 1, with words that name the mistake and where it stands."""
+"""A user's mistake gives exit code 2 and a failed run gives 1; the message names the mistake and its place."""
 
 import json
 import os
@@ -17,7 +17,7 @@ QUICK = ("--set", "rounds=2", "--set", "data.nodes=4", "--set", "runtime.workers
 
 
 def refused(outcome: Any, *words: str, code: int = 2) -> None:
-    """Exit code, no traceback, and every word in the message."""
+    """Check the exit code, that there is no traceback, and that the message contains every word."""
     assert outcome.code == code, outcome.err
     assert "Traceback" not in outcome.err
     assert outcome.err.startswith("feda2l: ")
@@ -64,7 +64,7 @@ MISTAKES = {
         "node ",
     ),
     "too many nodes for the samples": ("[data]\nnodes = 500", "500 nodes", "feasible"),
-    "more classes a node than there are": (
+    "more classes per node than exist": (
         "[data]\npartition = 'pathological'\nclasses_per_node = 20",
         "classes_per_node",
         "20",
@@ -82,8 +82,8 @@ MISTAKES = {
         "topology.weights",
         "metropolis",
     ),
-    "a graph file that is not there": ("[topology]\nname = 'file'\nfile = 'edges.csv'", "topology.file", "edges.csv"),
-    "momentum cycled where there is none": (
+    "a missing graph file": ("[topology]\nname = 'file'\nfile = 'edges.csv'", "topology.file", "edges.csv"),
+    "momentum cycled without momentum": (
         "[rates]\nname = 'one_cycle'\ncycle_momentum = true\n[training]\nmomentum = 0.0",
         "rates.cycle_momentum",
         "training.momentum",
@@ -92,12 +92,12 @@ MISTAKES = {
         "[rates]\nname = 'one_cycle'\ncycle_momentum = true\n[training]\noptimizer = 'adam'",
         "rates.cycle_momentum",
     ),
-    "nothing left to evaluate on": (
+    "no samples left for evaluation": (
         "[data]\ntrain_fraction = 1.0\n[evaluation]\non = 'local'",
         "evaluation.on",
         "train_fraction",
     ),
-    "a loss that is no path": ("[model]\nloss = 'mse'", "model.loss", "mse"),
+    "a loss that is not an import path": ("[model]\nloss = 'mse'", "model.loss", "mse"),
     "a model path that does not import": ("[model]\nname = 'not_there:Net'", "model.name", "not_there:Net"),
     "a loss path that does not import": ("[model]\nloss = 'not_there:loss'", "model.loss", "not_there:loss"),
 }
@@ -112,7 +112,7 @@ def test_a_mistake_in_a_spec_names_the_file_and_the_word(
     assert not (tmp_path / "out").exists()
 
 
-def test_every_mistake_of_a_file_is_named_at_once(cli: Cli) -> None:
+def test_all_mistakes_of_a_file_are_named_at_once(cli: Cli) -> None:
     Path("mistaken.toml").write_text("rounds = 0\n[data]\nnodes = 0\nalpha = -1")
     refused(cli("run", "mistaken.toml"), "rounds = 0", "data.nodes = 0", "data.alpha = -1")
 
@@ -139,7 +139,9 @@ def test_a_mistake_in_an_override_names_the_flag_and_not_the_file(override: str,
     assert "sound.toml" not in outcome.err
 
 
-def test_half_precision_without_instructions_for_it_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_on_a_cpu_without_the_instructions_is_rejected(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": False})
     refused(
         cli("run", "--set", "runtime.precision=bf16", "--set", "runtime.device=cpu"), "slower than fp32", "use fp32"
@@ -147,24 +149,25 @@ def test_half_precision_without_instructions_for_it_is_refused(cli: Cli, monkeyp
 
 
 @needs_bf16
-def test_half_precision_and_one_kernel_for_all_nodes_are_refused_together_on_a_cpu(cli: Cli) -> None:
+def test_half_precision_with_the_batched_engine_on_a_cpu_is_rejected(cli: Cli) -> None:
     settings = ("runtime.precision=bf16", "runtime.device=cpu", "runtime.engine=batched")
-    refused(cli("run", *(part for own in settings for part in ("--set", own))), 'runtime.engine = "batched"', '"auto"')
+    options = [part for setting in settings for part in ("--set", setting)]
+    refused(cli("run", *options), 'runtime.engine = "batched"', '"auto"')
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_refused_with_the_reason(cli: Cli) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_missing_gpu_is_rejected_with_the_reason(cli: Cli) -> None:
     refused(cli("run", "--set", "runtime.device=cuda"), "--set runtime.device=cuda", "not available")
 
 
-def test_a_mistake_in_the_file_is_not_put_down_to_an_override_beside_it(cli: Cli) -> None:
+def test_a_mistake_in_the_file_is_not_attributed_to_an_override(cli: Cli) -> None:
     Path("mistaken.toml").write_text("[data]\nnodes = 0\n")
     outcome = cli("run", "mistaken.toml", "--set", "data.alpha=1")
     refused(outcome, "mistaken.toml: data.nodes = 0")
     assert "--set" not in outcome.err
 
 
-def test_the_python_api_says_the_same_words(cli: Cli, tmp_path: Path) -> None:
+def test_the_python_api_raises_the_same_message(cli: Cli, tmp_path: Path) -> None:
     Path("mistaken.toml").write_text("[training]\nbatch_size = 64\n")
     outcome = cli("run", "mistaken.toml")
     with pytest.raises(Exception, match="batch_size") as caught:
@@ -176,16 +179,16 @@ COMMANDS = {
     "an unknown command": (("rnu",), "rnu", "run"),
     "an unknown flag": (("run", "--rezume"), "--rezume", "--resume"),
     "a flag without its value": (("run", "--set"), "--set"),
-    "two values of one option": (("study", "digits-rules", "--only", "a", "b"), "b: not understood", "repeated"),
+    "two values of one option": (("study", "digits-rules", "--only", "a", "b"), "b: unexpected argument", "repeat"),
     "an unknown kind of list": (("list", "rate"), "rate", "rates"),
-    "a number of seeds that is none": (("demo", "--seeds", "x"), "--seeds", "x"),
+    "a number of seeds that is not a number": (("demo", "--seeds", "x"), "--seeds", "x"),
     "no seeds": (("demo", "--seeds", "0"), "--seeds 0"),
     "a spec file that is missing": (("run", "not-there.toml"), "not-there.toml"),
     "a spec file that is a folder": (("run", "folder"), "folder"),
-    "a spec file that is no text": (("run", "binary"), "binary"),
+    "a spec file that is not text": (("run", "binary"), "binary"),
     "an unknown data set to verify": (("data", "verify", "digitz"), "digitz", "digits"),
     "an unknown data set to fetch": (("data", "fetch", "digitz"), "digitz", "digits"),
-    "a data folder that is not there": (
+    "a missing data folder": (
         ("run", "--set", "data.name=cifar10", "--data", "not-there", "--out", "out"),
         "not-there",
         "cifar-10",
@@ -196,10 +199,14 @@ COMMANDS = {
     "a run folder below a file": (("run", "--out", "binary/out"), "--out binary/out", "Not a directory"),
     "a run folder that is a file": (("run", "--out", "binary"), "--out binary"),
     "a run folder that is a file, to resume": (("run", "--resume", "--out", "binary"), "--out binary"),
-    "a run folder where none can be made": (("run", "--out", "/proc/out"), "--out /proc/out"),
-    "a run folder with a name that is too long": (("run", "--out", "o" * 300), "--out oooo", "too long"),
-    "a run folder of something else": (("run", "--out", "folder"), "--out folder", "not empty", "--resume"),
-    "a run folder of something else, to resume": (("run", "--resume", "--out", "folder"), "folder", "not a run folder"),
+    "a run folder that cannot be created": (("run", "--out", "/proc/out"), "--out /proc/out"),
+    "a run folder whose name is too long": (("run", "--out", "o" * 300), "--out oooo", "too long"),
+    "a folder that holds other files": (("run", "--out", "folder"), "--out folder", "not empty", "--resume"),
+    "a folder that holds other files, to resume": (
+        ("run", "--resume", "--out", "folder"),
+        "folder",
+        "not a run folder",
+    ),
     "a figure below a file": (("run", "--show-partition", "--out", "binary/out"), "binary/out"),
 }
 
@@ -215,11 +222,11 @@ def test_a_mistake_on_the_command_line_names_the_word(
     assert os.listdir("folder") == ["notes.txt"]
 
 
-def test_verifying_data_that_are_not_there_fails(cli: Cli) -> None:
+def test_verifying_missing_data_fails(cli: Cli) -> None:
     refused(cli("data", "verify", "cifar10", "--data", "not-there"), "cifar10", code=1)
 
 
-def test_a_target_that_is_never_reached_is_a_failed_run_with_whole_records(cli: Cli) -> None:
+def test_a_target_that_is_not_reached_is_a_failed_run_with_complete_records(cli: Cli) -> None:
     outcome = cli("run", *QUICK, "--set", "evaluation.target=0.99", "--set", "evaluation.smoothing=1", "--out", "out")
     refused(outcome, "evaluation.target = 0.99", "2 rounds", "out", code=1)
     assert json.loads(Path("out/summary.json").read_text())["status"] == "finished"
@@ -288,7 +295,9 @@ three = 3
         ("model.loss", "three", "called"),
     ],
 )
-def test_a_model_or_loss_that_does_not_fit_is_refused_before_training(key: str, name: str, word: str, cli: Cli) -> None:
+def test_a_model_or_loss_that_does_not_fit_is_rejected_before_training(
+    key: str, name: str, word: str, cli: Cli
+) -> None:
     Path("unfit_models.py").write_text(MODELS)
     refused(cli("run", "--set", f"{key}=unfit_models:{name}"), f"--set {key}=unfit_models:{name}", word)
 
@@ -302,7 +311,7 @@ def test_a_module_that_cannot_be_imported_is_named(module: str, source: str, wor
     refused(cli("run", "--set", f"model.name={module}:Net"), f"{module}:Net", word)
 
 
-def test_an_occupied_folder_is_left_as_it_was(cli: Cli, finished: Path) -> None:
+def test_an_occupied_folder_is_not_changed(cli: Cli, finished: Path) -> None:
     before = {path.name: path.read_bytes() for path in finished.iterdir()}
     refused(cli("run", *QUICK, "--out", finished), f"--out {finished}", "--resume")
     assert {path.name: path.read_bytes() for path in finished.iterdir()} == before
@@ -320,12 +329,12 @@ def test_resuming_a_different_spec_names_the_keys_that_differ(cli: Cli, finished
     assert {path.name: path.read_bytes() for path in finished.iterdir()} == before
 
 
-def test_resuming_with_fewer_rounds_is_refused(cli: Cli, finished: Path) -> None:
+def test_resuming_with_fewer_rounds_is_rejected(cli: Cli, finished: Path) -> None:
     refused(cli("run", "--resume", "--out", finished, *QUICK), "--resume", "rounds = 2", "4")
 
 
 def resume(cli: Cli, folder: Path) -> Any:
-    """Resume `finished` as if its end were still missing."""
+    """Resume `finished` as if the run had not written its summary."""
     (folder / "summary.json").unlink()
     arguments = ("--set", "rounds=4", "--set", "data.nodes=4", "--set", "runtime.workers=0", "--quiet")
     return cli("run", "--resume", "--out", folder, *arguments)
@@ -351,7 +360,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(
+def test_a_damaged_checkpoint_is_rejected_and_no_file_changes(
     damage: Callable[[bytes], bytes], cli: Cli, finished: Path
 ) -> None:
     checkpoint, rounds = finished / "checkpoint.safetensors", finished / "rounds.jsonl"
@@ -376,7 +385,7 @@ def test_a_run_without_a_checkpoint_is_neither_evaluated_nor_exported(command: s
 
 @pytest.mark.parametrize("command", ["evaluate", "export"])
 @pytest.mark.parametrize("node", [4, -1])
-def test_a_node_that_is_not_there_is_named(command: str, node: int, cli: Cli, finished: Path) -> None:
+def test_a_node_that_does_not_exist_is_named(command: str, node: int, cli: Cli, finished: Path) -> None:
     refused(cli(command, finished, f"--node={node}"), f"--node {node}", "0 to 3")
 
 
@@ -384,7 +393,7 @@ def test_an_export_that_cannot_be_written_is_a_failure(cli: Cli, finished: Path)
     refused(cli("export", finished, "--out", finished / "spec.toml" / "m"), "--out", "spec.toml", code=1)
 
 
-def test_rounds_cut_short_of_the_checkpoint_are_refused(cli: Cli, finished: Path) -> None:
+def test_records_that_end_before_the_checkpoint_are_rejected(cli: Cli, finished: Path) -> None:
     rounds = finished / "rounds.jsonl"
     cut = rounds.read_bytes()[:-20]
     rounds.write_bytes(cut)
@@ -401,9 +410,9 @@ def test_rounds_cut_short_of_the_checkpoint_are_refused(cli: Cli, finished: Path
         (lambda lines: [*lines[:3], b"[4]\n"], "line 4"),
         (lambda lines: [*lines[:3], b"\xff\xfe\n"], "line 4"),
     ],
-    ids=["out of order", "an empty record", "garbage", "no record", "no text"],
+    ids=["out of order", "an empty record", "garbage", "not a record", "not text"],
 )
-def test_rounds_that_are_not_the_rounds_are_refused(
+def test_malformed_records_are_rejected(
     lines: Callable[[list[bytes]], list[bytes]], word: str, cli: Cli, finished: Path
 ) -> None:
     rounds = finished / "rounds.jsonl"
@@ -427,7 +436,7 @@ def test_a_torn_summary_is_written_again(cli: Cli, finished: Path) -> None:
     assert again["final"] == summary["final"]
 
 
-def test_a_folder_in_use_is_refused_to_a_second_process(start: Callable[..., Any], cli: Cli, tmp_path: Path) -> None:
+def test_a_second_process_cannot_use_the_same_folder(start: Callable[..., Any], cli: Cli, tmp_path: Path) -> None:
     arguments = ("run", "--set", "rounds=100000", "--set", "data.nodes=4", "--quiet")
     first = start(*arguments, "--out", "out")
     while not (tmp_path / "out" / "rounds.jsonl").exists():
@@ -444,13 +453,13 @@ REAL = {
     "a target never reached": (
         ("run", *QUICK, "--set", "evaluation.target=0.99"),
         1,
-        ("evaluation.target", "never reached"),
+        ("evaluation.target", "not reached"),
     ),
 }
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), REAL.values(), ids=list(REAL))
-def test_a_real_process_ends_with_the_code_and_the_words(
+def test_a_real_process_exits_with_the_code_and_the_message(
     arguments: tuple[str, ...], code: int, words: tuple[str, ...], process: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "mistaken.toml").write_text("[data]\nnodse = 3\n")

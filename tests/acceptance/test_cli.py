@@ -1,4 +1,4 @@
-"""Every command does its job, on a real terminal's terms: files, exit codes, lines; and so does the Python API."""
+"""Every command and the Python API from the outside: files, exit codes and printed lines."""
 
 import contextlib
 import dataclasses
@@ -57,7 +57,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def accuracy(model: torch.nn.Module) -> float:
-    """Of a model on the digits' test set, without any of our engines."""
+    """The accuracy of a model on the digits test set, computed without our engines."""
     data = images.digits()
     with torch.no_grad():
         return float((model(data.normalise(data.test_x)).argmax(dim=1) == data.test_y).double().mean())
@@ -85,7 +85,7 @@ def test_a_demo_never_writes_into_an_older_one(tmp_path: Path, capsys: pytest.Ca
     demo(tmp_path / "demo", seeds=2, rounds=3)
     assert not list((tmp_path / "demo").iterdir())
     out = capsys.readouterr().out
-    assert "0 of 2" in out  # no rule gets there in three rounds, and the table says so
+    assert "0 of 2" in out  # no rule reaches the target in three rounds, and the table says so
     best = [feda2l.Run(tmp_path / "demo-2" / f"constant-{seed}").summary["accuracy"]["best"] for seed in (1, 2)]
     assert f"{50 * sum(best):.2f} ± " in out
     assert (tmp_path / "demo-2" / "demo.png").stat().st_size > 10_000
@@ -94,7 +94,7 @@ def test_a_demo_never_writes_into_an_older_one(tmp_path: Path, capsys: pytest.Ca
 # run
 
 
-def test_a_run_leaves_everything_in_its_folder(done: Path) -> None:
+def test_a_run_writes_all_files_of_its_folder(done: Path) -> None:
     assert sorted(path.name for path in done.iterdir()) == [
         *("checkpoint.safetensors", "environment.json", "layers.parquet", "rounds.jsonl"),
         *("rounds.parquet", "spec.toml", "summary.json", "timings.jsonl"),
@@ -110,17 +110,17 @@ def test_a_run_leaves_everything_in_its_folder(done: Path) -> None:
     assert len(summary["class_accuracy"]) == 10
 
 
-def test_the_saved_spec_is_resolved_and_runs_again_to_the_same_records(cli: Cli, done: Path) -> None:
+def test_the_saved_spec_is_resolved_and_reproduces_the_same_records(cli: Cli, done: Path) -> None:
     saved = feda2l.Run(done).spec
     assert saved.model.name == "mlp"
     assert saved.rates.horizon == 4
-    assert saved.rates.rule.decay == 0.3  # the paper's, for a model of up to 10 layers
+    assert saved.rates.rule.decay == 0.3  # the paper's value for a model of up to 10 layers
     assert cli("run", done / "spec.toml", "--out", "again").code == 0
     for name in ("rounds.jsonl", "layers.parquet", "checkpoint.safetensors"):
         assert (done / name).read_bytes() == Path("again", name).read_bytes()
 
 
-def test_no_time_host_or_path_is_in_the_files_that_are_promised(done: Path) -> None:
+def test_the_reproducible_files_contain_no_time_host_or_path(done: Path) -> None:
     for name in ("rounds.jsonl", "checkpoint.safetensors"):
         content = (done / name).read_bytes()
         assert b"seconds" not in content
@@ -130,7 +130,7 @@ def test_no_time_host_or_path_is_in_the_files_that_are_promised(done: Path) -> N
     }
 
 
-def test_a_process_that_has_no_terminal_prints_plain_lines(process: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_process_without_a_terminal_prints_plain_lines(process: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SPEC)
     outcome = process("run", "small.toml", "--set", "rounds=3", "--set", 'name="other"')
     assert outcome.code == 0, outcome.err
@@ -145,18 +145,18 @@ def test_a_process_that_has_no_terminal_prints_plain_lines(process: Callable[...
     assert "records: runs/other" in outcome.out
 
 
-def test_a_terminal_gets_a_bar_with_round_accuracy_rate_and_time_left(
+def test_a_terminal_shows_a_bar_with_round_accuracy_rate_and_time_left(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "small.toml").write_text(SPEC)
-    ours, theirs = pty.openpty()
-    running = start("run", "small.toml", stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"})
-    os.close(theirs)
+    our_end, their_end = pty.openpty()
+    running = start("run", "small.toml", stderr=their_end, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"})
+    os.close(their_end)
     shown = b""
-    with contextlib.suppress(OSError):  # the end of a terminal's other side is an error
-        while part := os.read(ours, 4096):
+    with contextlib.suppress(OSError):  # reading from a closed terminal raises an error
+        while part := os.read(our_end, 4096):
             shown += part
-    os.close(ours)
+    os.close(our_end)
     assert running.wait(timeout=30) == 0
     last = records(tmp_path / "runs" / "small")[-1]
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
@@ -166,18 +166,18 @@ def test_a_terminal_gets_a_bar_with_round_accuracy_rate_and_time_left(
     assert "0:00:00" in text
 
 
-def test_quiet_is_quiet(cli: Cli, spec: str) -> None:
+def test_quiet_prints_no_progress(cli: Cli, spec: str) -> None:
     outcome = cli("run", spec, "--quiet")
     assert outcome.code == 0
     assert outcome.err == ""
 
 
-def test_runs_without_out_get_folders_of_their_own(cli: Cli, spec: str) -> None:
+def test_runs_without_out_get_separate_folders(cli: Cli, spec: str) -> None:
     for folder in ("small", "small-2"):
         outcome = cli("run", spec, "--set", "rounds=1")
         assert outcome.code == 0
         assert f"records: runs/{folder}\n" in outcome.out
-    resumed = cli("run", spec, "--resume")  # of the first, made longer
+    resumed = cli("run", spec, "--resume")  # resumes the first run with more rounds
     assert resumed.code == 0
     assert "going on after round 1" in resumed.err
     assert len(records(Path("runs/small"))) == 4
@@ -192,7 +192,7 @@ def test_a_target_that_is_reached_is_reported_with_its_round(cli: Cli, spec: str
     assert f"target 0.05 reached in round {reached}" in outcome.out
 
 
-def test_show_partition_prints_and_plots_and_trains_nothing(cli: Cli, spec: str) -> None:
+def test_show_partition_prints_and_plots_without_training(cli: Cli, spec: str) -> None:
     outcome = cli("run", spec, "--show-partition")
     assert outcome.code == 0
     assert "figure: small-partition.png" in outcome.out
@@ -205,7 +205,7 @@ def test_show_partition_prints_and_plots_and_trains_nothing(cli: Cli, spec: str)
     ]
     assert [row[0] for row in rows] == [0, 1, 2, 3, 4]
     assert all(sum(row[1:-1]) == row[-1] for row in rows)
-    assert sum(row[-1] for row in rows) == 1438  # the training pictures
+    assert sum(row[-1] for row in rows) == 1438  # the training images
     assert cli("run", spec, "--show-partition", "--out", "there").code == 0
     assert Path("there-partition.png").exists()
 
@@ -234,9 +234,7 @@ def test_list_shows_each_kind(kind: str, words: list[str], cli: Cli, monkeypatch
     assert all(word in everything for word in words)
 
 
-def test_list_algorithms_tells_what_each_is_where_it_is_from_and_its_parameters(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_algorithms_shows_summary_citation_and_parameters(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in cli("list", "algorithms").out.splitlines()]
     shown = {cells[0]: cells[1:] for cells in lines if cells}
@@ -252,7 +250,7 @@ def test_list_algorithms_tells_what_each_is_where_it_is_from_and_its_parameters(
         assert bool(values) == bool(parameters), name
 
 
-def test_help_and_version_are_there(cli: Cli) -> None:
+def test_help_and_version_are_printed(cli: Cli) -> None:
     assert feda2l.__version__ in cli("--version").out
     outcome = cli("--help")
     assert outcome.code == 0
@@ -273,7 +271,7 @@ def test_digits_need_no_download_and_are_official(cli: Cli) -> None:
 # evaluate, export
 
 
-def test_evaluate_scores_the_models_as_the_last_round_did(cli: Cli, done: Path) -> None:
+def test_evaluate_gives_the_scores_of_the_last_round(cli: Cli, done: Path) -> None:
     last = records(done)[-1]
     outcome = cli("evaluate", done)
     assert outcome.code == 0
@@ -287,7 +285,7 @@ def test_evaluate_scores_the_models_as_the_last_round_did(cli: Cli, done: Path) 
 
 
 @pytest.mark.parametrize("node", [None, 0, 3])
-def test_an_exported_model_predicts_as_the_run_did(node: int | None, cli: Cli, done: Path) -> None:
+def test_an_exported_model_predicts_like_the_model_of_the_run(node: int | None, cli: Cli, done: Path) -> None:
     last = records(done)[-1]
     expected = last["mean_model_accuracy"] if node is None else last["nodes"]["accuracy"][node]
     flags = () if node is None else ("--node", node)
@@ -305,7 +303,7 @@ def test_an_exported_model_predicts_as_the_run_did(node: int | None, cli: Cli, d
 # the Python API
 
 
-def test_the_api_gives_rounds_layers_summary_and_models(tmp_path: Path) -> None:
+def test_the_api_returns_rounds_layers_summary_and_models(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     spec = {"name": "api", "rounds": 3, "data": {"nodes": 4}, "topology": {"name": "ring"}, "runtime": {"workers": 0}}
     run = feda2l.run(spec, out=tmp_path / "api", on_round=seen.append, progress=False)
@@ -326,8 +324,8 @@ def test_the_api_gives_rounds_layers_summary_and_models(tmp_path: Path) -> None:
     assert reopened.layers.equals(run.layers)
 
 
-def test_a_list_of_specs_gives_a_list_of_runs_in_their_order(tmp_path: Path) -> None:
-    names = ["b", "a", "b"]  # names that clash get a number
+def test_a_list_of_specs_gives_a_list_of_runs_in_the_same_order(tmp_path: Path) -> None:
+    names = ["b", "a", "b"]  # duplicate names get a number
     specs = [{"name": name, "rounds": 1, "data": {"nodes": 3}, "runtime": {"workers": 0}} for name in names]
     runs = feda2l.run(specs, out=tmp_path / "pack", progress=False)
     assert [run.path.name for run in runs] == ["b", "a", "b-2"]
@@ -374,7 +372,7 @@ def test_a_users_own_model_and_loss_are_trained_evaluated_and_exported(
     import own_net
 
     fresh = own_net.Net(10).eval()
-    fresh.load_state_dict(load_file("own.safetensors"))  # every tensor, the frozen ones too
+    fresh.load_state_dict(load_file("own.safetensors"))  # every tensor, including the frozen ones
     assert accuracy(fresh) == pytest.approx(last["nodes"]["accuracy"][1], abs=1e-12)
 
 
@@ -382,11 +380,11 @@ def test_a_users_own_model_and_loss_are_trained_evaluated_and_exported(
 
 
 def limited(size: int) -> Callable[[], None]:
-    """For a child process: no file may grow beyond `size` bytes, as if the disk were full there."""
+    """For a child process: no file can grow beyond `size` bytes, as if the disk were full."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def test_a_full_disk_fails_clearly_and_the_old_checkpoint_stays_whole(
+def test_a_full_disk_fails_clearly_and_keeps_the_old_checkpoint(
     process: Callable[..., Any], cli: Cli, tmp_path: Path
 ) -> None:
     sets = ("--set", "data.nodes=5", "--set", "runtime.workers=0")
@@ -401,7 +399,7 @@ def test_a_full_disk_fails_clearly_and_the_old_checkpoint_stays_whole(
     assert "cannot be written" in outcome.err
     assert checkpoint.read_bytes() == before
     assert not list((tmp_path / "out").glob("*.partial"))
-    # with room again it goes on from there
+    # with free space again the run resumes
     assert cli(*longer).code == 0
     assert len(records(tmp_path / "out")) == 4
     assert cli("run", *sets, "--set", "rounds=4", "--set", "rates.horizon=4", "--out", "whole").code == 0

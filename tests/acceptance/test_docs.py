@@ -1,4 +1,4 @@
-"""What the pages of docs/ show is run, in the order in which they show it."""
+"""The blocks of docs/own-data.md run in the order in which the page shows them."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ SECTIONS = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     "section", [section for section in SECTIONS if "```" in section], ids=lambda s: s.split("\n")[0]
 )
 def test_every_block_of_a_section_runs(section: str, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that starts with a file's name is that file, other Python is executed, commands are called."""
+    """A block that starts with a file name is written to that file; other Python is executed; commands are called."""
     monkeypatch.setenv("COLUMNS", "120")
     for language, block in BLOCK.findall(section):
         if named := NAMED.match(block):

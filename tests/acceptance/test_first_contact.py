@@ -1,4 +1,4 @@
-"""The first hour: a spec to begin with, what the machine has, completion, and help with an error."""
+"""The first hour of a new user: help, a first spec, the doctor, shell completion and explained errors."""
 
 import ast
 import json
@@ -8,14 +8,15 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cyclopts import App
 
-from feda2l.cli import doctor, explain
+from feda2l.cli import demo, doctor, explain, main
 from feda2l.errors import Busy, FedA2LError
 from feda2l.spec.commented_spec import commented_spec
 from feda2l.spec.schema_base import Section, section_of
@@ -24,7 +25,7 @@ from feda2l.spec.spec import Spec
 
 Cli = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
-OFF = re.compile(r"^# (?=\w+ = )", re.MULTILINE)  # a key that stands behind a #
+OFF = re.compile(r"^# (?=\w+ = )", re.MULTILINE)  # a key that is commented out
 
 # init
 
@@ -38,7 +39,7 @@ def keys(values: dict[str, Any]) -> set[str]:
 
 
 def all_keys() -> set[str]:
-    """Of all sections but those that are off as a whole."""
+    """The keys of all sections, except sections that are off as a whole."""
     found = set()
     for name, value in Spec():
         if isinstance(value, Section):
@@ -59,20 +60,20 @@ def all_keys() -> set[str]:
     ],
     ids=len,
 )
-def test_a_commented_spec_is_the_spec_it_was_made_for(sets: list[str]) -> None:
+def test_a_commented_spec_parses_to_the_spec_it_was_written_from(sets: list[str]) -> None:
     text = commented_spec(sets)
     assert Spec.parse(tomllib.loads(text)) == Spec.parse({}, "spec", sets)
 
 
-def test_a_commented_spec_has_every_key_once_and_each_line_is_sound() -> None:
-    everything = tomllib.loads(OFF.sub("", commented_spec()))  # TOML refuses a key that is there twice
+def test_a_commented_spec_has_every_key_once_and_every_line_is_well_formed() -> None:
+    everything = tomllib.loads(OFF.sub("", commented_spec()))  # TOML rejects a duplicate key
     assert keys(everything) == all_keys()
     Spec.parse(everything)
     for line in commented_spec().splitlines():
         assert line.startswith(("#", "[")) or not line or re.match(r"\w+ = .+  # \S", line)
 
 
-def test_a_section_that_is_off_has_every_key_and_each_can_be_set() -> None:
+def test_a_section_that_is_off_lists_every_key_and_each_key_can_be_set() -> None:
     text = commented_spec()
     assert "\n# [network]  # " in text
     lines = re.findall(r"^#   (\w+ = .*)", text, re.MULTILINE)
@@ -99,7 +100,7 @@ def test_init_writes_a_file_that_runs_and_never_overwrites(cli: Cli) -> None:
 # doctor
 
 
-def test_doctor_finds_the_core_well_and_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_working_core_and_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDA2L_DATA", "nothing-here")
     monkeypatch.setattr(doctor, "EXTRAS", {"plots": (("no-such-package",), "figures")})
     outcome = cli("doctor", "--json")
@@ -117,7 +118,7 @@ def test_doctor_finds_the_core_well_and_says_what_to_install(cli: Cli, monkeypat
     assert "pip install 'feda2l[plots]'" in table.out
 
 
-def test_doctor_works_where_the_gpu_does_not(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_works_when_the_gpu_driver_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("CUDA driver initialization failed\nand more")
 
@@ -129,7 +130,7 @@ def test_doctor_works_where_the_gpu_does_not(cli: Cli, monkeypatch: pytest.Monke
     assert found["found"] == "RuntimeError: CUDA driver initialization failed"
 
 
-def test_doctor_ends_with_1_where_torch_is_broken(
+def test_doctor_exits_with_1_when_torch_is_broken(
     process: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open')")
@@ -153,8 +154,51 @@ def test_doctor_knows_every_extra() -> None:
 # version, help, completion
 
 
+def commands(app: App, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command and subcommand as its words."""
+    for name in app:
+        if not name.startswith("-"):
+            yield (*above, name)
+            yield from commands(app[name], (*above, name))
+
+
+def test_the_help_fits_one_screen_and_starts_with_five_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = cli("--help")
+    assert cli().out == outcome.out  # the same page without any argument
+    assert outcome.code == 0
+    lines = outcome.out.rstrip().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    panels = dict(re.findall(r"^╭─ ([\w ]+) ─+╮\n(.*?)^╰", outcome.out, re.MULTILINE | re.DOTALL))
+    assert list(panels) == ["Start with these", "Start", "Run", "Compare", "Real network", "More"]
+    listed = {panel: [row.split()[1] for row in rows.splitlines()] for panel, rows in panels.items()}
+    assert sorted(listed["Start with these"]) == ["demo", "doctor", "init", "report", "run"]
+    assert listed["Start with these"][:3] == ["demo", "init", "run"]
+    assert {"--help", "--version"} < set(listed["More"])
+    names = {words[0] for words in commands(main.app)}
+    assert {name for rows in listed.values() for name in rows} == names | {"--help", "--version"}
+
+
+@pytest.mark.parametrize("words", list(commands(main.app)), ids=" ".join)
+def test_the_help_of_every_command_starts_with_an_example_of_it(words: tuple[str, ...], cli: Cli) -> None:
+    outcome = cli(*words, "--help")
+    assert outcome.code == 0
+    first = outcome.out.splitlines()[0]
+    assert first.startswith("Example: ")
+    assert " ".join(("feda2l", *words)) in first
+    assert len(first) <= 80
+
+
+def test_the_demo_names_three_commands_to_go_on_with() -> None:
+    lines = demo.next_steps(Path("runs/demo")).splitlines()
+    assert lines[0].startswith("next: feda2l report runs/demo --out report ")
+    called = [line.removeprefix("next:").split()[1] for line in lines]
+    assert called == ["report", "init", "run"]
+
+
 @pytest.mark.parametrize("argument", ["--version", "--help"])
-def test_who_only_asks_does_not_wait_for_torch(argument: str) -> None:
+def test_help_and_version_do_not_import_torch(argument: str) -> None:
     code = f"import sys; sys.argv = ['feda2l', {argument!r}]; from feda2l.cli.main import main; main(); "
     done = subprocess.run(
         [sys.executable, "-c", code + "print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"],
@@ -212,7 +256,7 @@ def test_every_anchor_is_a_section_and_every_section_is_used() -> None:
     assert anchors_in_code() == set(explain.sections())
 
 
-def test_every_section_shows_its_message_and_says_what_to_do() -> None:
+def test_every_section_shows_its_message_and_the_remedy() -> None:
     for anchor, text in explain.sections().items():
         shown = re.search(r"```text\n(.*?)```\n(.*)", text, re.DOTALL)
         assert shown, anchor
@@ -220,7 +264,7 @@ def test_every_section_shows_its_message_and_says_what_to_do() -> None:
         assert len(shown[2].split()) > 20, anchor
 
 
-def test_an_error_ends_with_where_to_read_more_and_explain_prints_it(cli: Cli) -> None:
+def test_an_error_names_its_section_and_explain_prints_it(cli: Cli) -> None:
     outcome = cli("run", "--set", "data.nodes=500")
     assert outcome.code == 2
     assert outcome.err.splitlines()[-1] == "See: feda2l explain partition"
@@ -234,6 +278,6 @@ def test_an_error_ends_with_where_to_read_more_and_explain_prints_it(cli: Cli) -
     assert raised.value.__notes__ == ["See: feda2l explain spec"]
 
 
-def test_the_page_is_part_of_the_package() -> None:
+def test_the_package_contains_the_troubleshooting_page() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert build["force-include"] == {f"docs/{explain.PAGE}": f"feda2l/{explain.PAGE}"}

@@ -178,7 +178,7 @@ def test_a_target_is_an_mse_to_come_down_to(go: Callable[..., feda2l.Run], offic
     assert "target 2.5 reached in round 1" in reached.out
     missed = call(1e-6, "missed")
     assert missed.code == 1
-    assert "evaluation.target = 1e-06 was never reached in 2 rounds" in missed.err
+    assert "evaluation.target = 1e-06 was not reached in 2 rounds" in missed.err
     assert feda2l.Run("missed").summary["target"] == {"mse": 1e-6, "smoothing": 1, "every": 1, "round": None}
     curve = [record["mse"] for record in feda2l.Run("missed").folder.read()]
     assert curve[1] < curve[0]

@@ -1,1 +1,1 @@
-"""The command line: it parses options, calls the other packages and prints. Nothing is computed here."""
+"""The command line: it parses options, calls the other packages and prints the result. It computes nothing."""

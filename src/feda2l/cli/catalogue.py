@@ -1,4 +1,4 @@
-"""What there is, from the tables that the code itself looks names up in."""
+"""The tables of `feda2l list`, built from the registries in which the code itself looks up names."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ OWN = '"package.module:Class"'
 
 
 def catalogue(what: str | None = None) -> list[Table]:
-    """One table per kind, or the one asked for."""
+    """One table per kind, or only the table of the given kind."""
     return [make() for name, make in TABLES.items() if what in (None, name)]
 
 
@@ -89,7 +89,7 @@ def _studies() -> Iterable[tuple[str, str, str, str]]:
 
 
 def _keys() -> Iterable[tuple[str, str, str, str]]:
-    """Every key of a spec with its default; what is empty is left out of a resolved spec."""
+    """Every key of a spec with its default; a resolved spec omits keys with an empty default."""
     for name, field in Spec.model_fields.items():
         if (section := section_of(field)) is None:
             yield _key(name, field)
@@ -97,7 +97,7 @@ def _keys() -> Iterable[tuple[str, str, str, str]]:
         for key, inner in section.model_fields.items():
             yield _key(f"{name}.{key}", inner)
         if issubclass(section, NamedSection):
-            yield f"{name}. ...", "", "", f"and the parameters of the one named: feda2l list {name.rstrip('s')}s"
+            yield f"{name}. ...", "", "", f"the parameters of the chosen name: feda2l list {name.rstrip('s')}s"
 
 
 def _key(name: str, field: FieldInfo) -> tuple[str, str, str, str]:
@@ -106,7 +106,7 @@ def _key(name: str, field: FieldInfo) -> tuple[str, str, str, str]:
 
 
 def _type(kind: Any, limits: Iterable[Any] = ()) -> str:
-    """What a value may be, in words: `int, at least 1`, `sgd | adam | adamw`."""
+    """The allowed values as text: `int, at least 1`, `sgd | adam | adamw`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " | ".join(_type(part, limits) for part in parts if part is not NoneType)
@@ -114,7 +114,7 @@ def _type(kind: Any, limits: Iterable[Any] = ()) -> str:
         return " | ".join(map(str, parts))
     if origin is tuple:
         return f"list of {_type(parts[0])}"
-    if hasattr(kind, "__metadata__"):  # Annotated, within a union
+    if hasattr(kind, "__metadata__"):  # Annotated inside a union
         return _type(kind.__origin__, [part for field in kind.__metadata__ for part in getattr(field, "metadata", [])])
     return ", ".join([kind.__name__, *_bounds(limits)])
 
@@ -133,7 +133,7 @@ def _parameters(kind: Any) -> str:
 
 
 def _rule_parameters(kind: type[Rule]) -> str:
-    """The parameters of a rule; a control of FedA2L has FedA2L's, and only its additional ones are listed."""
+    """The parameters of a rule. A control has the parameters of FedA2L, so only its additional ones are listed."""
     if kind.role != "control":
         return _parameters(kind)
     added = set(parameters_of(kind)).difference(parameters_of(FedA2LRule))

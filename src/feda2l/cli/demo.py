@@ -1,4 +1,4 @@
-"""The demo: ten nodes learn digits without a server, FedA2L beside the usual schedules, over several seeds."""
+"""The demo: ten nodes learn digits without a server, with FedA2L and with common schedules, over several seeds."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ from feda2l.report.tables import rules_table
 from feda2l.runs.run import Run, run
 
 ROUNDS, TARGET = 100, 0.9
-# the paper's schedules, made for 500 rounds, scaled to ours
+# the paper's schedules were chosen for 500 rounds; their periods are scaled to this number of rounds
 RULES: dict[str, dict[str, Any]] = {
     "constant": {},
     "step": {"step_size": ROUNDS // 5},
@@ -26,11 +26,11 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def demo(out: Path, seeds: int = 3, rounds: int = ROUNDS) -> None:
-    """Run every rule with every seed as one pack, print a table and save a figure; whatever comes out is printed."""
+    """Train every rule with every seed together, then print a table and save a figure, whatever the result is."""
     console = Console()
     console.print(
-        f"10 nodes, no server: handwritten digits dealt unevenly (Dirichlet 0.1), full graph, {rounds} rounds.\n"
-        f"{len(RULES)} rate rules x {seeds} seeds train together as one population.",
+        f"10 nodes, no server: handwritten digits assigned unevenly (Dirichlet 0.1), full graph, {rounds} rounds.\n"
+        f"{len(RULES)} rate rules x {seeds} seeds train together in one process.",
         highlight=False,
     )
     specs = [
@@ -49,25 +49,40 @@ def demo(out: Path, seeds: int = 3, rounds: int = ROUNDS) -> None:
     seconds = time.perf_counter() - started
     by_rule = {rule: runs[i * seeds : (i + 1) * seeds] for i, rule in enumerate(RULES)}
     console.print(
-        rules_table({rule: [r.summary for r in own] for rule, own in by_rule.items()}, TARGET, rounds, seconds)
+        rules_table({rule: [r.summary for r in group] for rule, group in by_rule.items()}, TARGET, rounds, seconds)
     )
     console.print(
-        f"{len(runs)} runs in {seconds:.1f} s; they share the machine, so the time of one run is the mean. "
-        f"Rounds are of the trailing mean over 10.\nEvery seed has the same data split and its own start and batches: "
+        f"{len(runs)} runs took {seconds:.1f} s together; the time per run is the mean. "
+        "The target counts the trailing mean over 10 rounds.\n"
+        "All seeds use the same data split, but different initial models and batches: "
         "differences within the spread are noise.\n"
-        "decay_only is FedA2L with every multiplier 1: what it reaches, the global decay reaches without adapting.",
+        "decay_only is FedA2L with every multiplier fixed at 1. "
+        "If this control does equally well, the gain is not due to adaptation.",
         highlight=False,
     )
+    folder = runs[0].path.parent
     try:
-        figure = runs[0].path.parent / "demo.png"
+        figure = folder / "demo.png"
         _figure(by_rule, figure)
-        console.print(f"figure: {figure}\nruns:   {figure.parent}/", highlight=False)
+        console.print(f"figure: {figure}\nruns:   {folder}/", highlight=False)
     except FedA2LError as error:
         console.print(f"no figure: {error}", highlight=False)
+    console.print(next_steps(folder), highlight=False, soft_wrap=True)
+
+
+def next_steps(folder: Path) -> str:
+    """Three commands to try after the demo, whose runs are in `folder`."""
+    return "\n".join(
+        (
+            f"next: feda2l report {folder} --out report    # tables, figures and one page of these runs",
+            "      feda2l init my.toml                     # a spec with every key explained",
+            "      feda2l run my.toml                      # your own run",
+        )
+    )
 
 
 def _figure(by_rule: dict[str, list[Run]], path: Path) -> None:
-    curves = {rule: np.stack([_accuracy(own) for own in runs]) for rule, runs in by_rule.items()}
+    curves = {rule: np.stack([_accuracy(run) for run in runs]) for rule, runs in by_rule.items()}
     adapted, plain = by_rule["feda2l"][0], by_rule["decay_only"][0]
     records = adapted.folder.read()
     plot_rules(
@@ -80,12 +95,12 @@ def _figure(by_rule: dict[str, list[Run]], path: Path) -> None:
     )
 
 
-def _accuracy(own: Run) -> NDArray[np.float64]:
-    return np.array([record["accuracy"] for record in own.folder.read()])
+def _accuracy(run: Run) -> NDArray[np.float64]:
+    return np.array([record["accuracy"] for record in run.folder.read()])
 
 
 def _fresh(out: Path) -> Path:
-    """`out`, or `out-2`, `out-3`...: the demo never writes into an older one."""
+    """`out`, or `out-2`, `out-3`...: the demo never writes into the folder of an earlier demo."""
     number = 1
     path = out
     while path.exists():

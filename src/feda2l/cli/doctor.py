@@ -1,4 +1,4 @@
-"""What this machine has, what is missing and what to install: `feda2l doctor`."""
+"""Checks of `feda2l doctor`: what this machine has, what is missing and what to install."""
 
 import os
 import platform
@@ -15,34 +15,34 @@ from typing import Literal
 from feda2l.runs.environment import cores, installed
 
 GIB = 2**30
-LITTLE = GIB  # of disk: a study of checkpoints fills it
+LITTLE = GIB  # bytes of free disk below which doctor warns: the checkpoints of one study can fill it
 
-# extra: its packages, and what it is for
+# for each extra: its packages and its purpose
 EXTRAS = {
     "peers": (
         ("eclipse-zenoh", "cryptography", "prometheus-client", "blake3"),
-        "real nodes over TLS: node, swarm, certs",
+        "real nodes over TLS: feda2l node, swarm, certs",
     ),
-    "plots": (("matplotlib", "plotly"), "figures and the report's page"),
+    "plots": (("matplotlib", "plotly"), "figures and the report page"),
     "tensorboard": (("tensorboard",), "--track tensorboard, report --tensorboard"),
     "wandb": (("wandb",), "--track wandb"),
     "mlflow": (("mlflow-skinny", "sqlalchemy", "alembic"), "--track mlflow"),
-    "watch": (("plotly",), "the live view: watch"),
+    "watch": (("plotly",), "the live view: feda2l watch"),
     "lightning": (("pytorch-lightning",), "feda2l.integrations.lightning"),
     "transformers": (("transformers", "accelerate"), "feda2l.integrations.trainer"),
     "flower": (("flwr",), "feda2l.integrations.flower"),
     "hivemind": (("hivemind",), "feda2l.integrations.hivemind"),
     "notebooks": (("matplotlib", "ipykernel", "nbclient", "nbformat"), "docs/notebooks"),
-    "images": (("pillow",), "your own pictures, Tiny ImageNet"),
-    "hpo": (("optuna",), "algorithm dfedhpo's search"),
+    "images": (("pillow",), "your own image folders, Tiny ImageNet"),
+    "hpo": (("optuna",), "the rate search of algorithm dfedhpo"),
 }
 
-State = Literal["ok", "absent", "broken"]  # absent is fine until it is needed
+State = Literal["ok", "absent", "broken"]  # an absent part is no error until a command needs it
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing, how it is, and what to do where it is not well."""
+    """The result of one check: what was checked, its state, what was found and how to fix it."""
 
     what: str
     state: State
@@ -51,7 +51,7 @@ class Check:
 
 
 def examine(data: Path | None = None) -> list[Check]:
-    """Everything, the core first. A check that fails in a way nobody thought of is a finding too."""
+    """All checks, the core first. A check that raises an unexpected exception becomes a finding."""
     checks: tuple[tuple[str, Callable[[], Iterator[Check]]], ...] = (
         ("core", _core),
         ("torch", _torch),
@@ -73,24 +73,24 @@ def examine(data: Path | None = None) -> list[Check]:
     return findings
 
 
-_AGAIN = "install it again: pip install --force-reinstall feda2l"
+_AGAIN = "reinstall it: pip install --force-reinstall feda2l"
 
 
 def _core() -> Iterator[Check]:
     good = sys.version_info >= (3, 11)
     remedy = "" if good else "feda2l needs Python 3.11 or newer"
     yield Check("Python", "ok" if good else "broken", platform.python_version(), remedy)
-    yield Check("feda2l", "ok", installed("feda2l") or "a source tree that is not installed")
-    names = _needed()
+    yield Check("feda2l", "ok", installed("feda2l") or "a source tree, not installed")
+    names = _required()
     missing = [name for name in names if installed(_bare(name)) is None]
     if missing:
         yield Check("packages", "broken", f"missing: {', '.join(missing)}", f"pip install '{missing[0]}'")
     else:
-        yield Check("packages", "ok", f"all {len(names)} that are always needed")
+        yield Check("packages", "ok", f"all {len(names)} required packages")
 
 
-def _needed() -> list[str]:
-    """The packages that an installed feda2l needs without any extra."""
+def _required() -> list[str]:
+    """The packages that an installed feda2l requires without any extra."""
     texts = requires("feda2l") if installed("feda2l") else None
     return [text.split(";")[0].strip() for text in texts or () if "extra ==" not in text]
 
@@ -114,11 +114,11 @@ def _gpu() -> Iterator[Check]:
     from feda2l.runs.device import why_no_gpu
 
     if why := why_no_gpu():
-        yield Check("GPU", "absent", "none: the CPU is used", why)
+        yield Check("GPU", "absent", "none; the CPU is used", why)
         return
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
-        kinds = "fp32, tf32, bf16" if about.major >= 8 else "fp32 (tf32 and bf16 need a newer one)"
+        kinds = "fp32, tf32, bf16" if about.major >= 8 else "fp32 (tf32 and bf16 need a newer GPU)"
         memory = f"{about.total_memory / GIB:.0f} GiB"
         yield Check(f"GPU {number}", "ok", f"{about.name}, {memory}; {kinds}; deterministic = true is possible")
 
@@ -134,14 +134,14 @@ def _disk(data: Path | None) -> Iterator[Check]:
 
     variable = ENVIRONMENT if os.environ.get(ENVIRONMENT) else f"{ENVIRONMENT} is not set: the cache"
     source = "--data" if data else variable
-    for what, folder in (("runs go to", Path.cwd()), (f"data folder ({source})", data_folder(data))):
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        free = shutil.disk_usage(there).free
+    for what, folder in (("folder of runs", Path.cwd()), (f"data folder ({source})", data_folder(data))):
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free
         found = f"{folder}: {free / GIB:.1f} GiB free"
-        if not os.access(there, os.W_OK):
-            yield Check(what, "absent", f"{found}, not writable", "choose a folder that you may write to")
+        if not os.access(existing, os.W_OK):
+            yield Check(what, "absent", f"{found}, not writable", "choose a folder with write permission")
         elif free < LITTLE:
-            yield Check(what, "absent", found, "make room: a full disk ends a run")
+            yield Check(what, "absent", found, "free some disk space: a full disk ends a run")
         else:
             yield Check(what, "ok", found)
 
@@ -164,7 +164,7 @@ def _data(data: Path | None) -> Iterator[Check]:
     option = f" --data {data}" if data else ""
     for name, entry in CATALOG.items():
         if entry.archive is None:
-            yield Check(f"data {name}", "ok", "comes with scikit-learn")
+            yield Check(f"data {name}", "ok", "included in scikit-learn")
         elif entry.archive.missing(folder):
             yield Check(f"data {name}", "absent", "not found", f"feda2l data fetch {name}{option}")
         else:
@@ -172,18 +172,18 @@ def _data(data: Path | None) -> Iterator[Check]:
 
 
 def _network() -> Iterator[Check]:
-    """What real peers need: a port of this machine's own, TLS 1.3, and zenoh that opens one."""
+    """What real nodes need: a free port on this machine, TLS 1.3, and a zenoh session that opens a port."""
     try:
         with socket.create_server(("127.0.0.1", 0)):
             pass
     except OSError as error:
-        yield Check("network", "absent", f"127.0.0.1 cannot be listened on: {error.strerror}", "needed by real peers")
+        yield Check("network", "absent", f"cannot listen on 127.0.0.1: {error.strerror}", "real nodes need it")
         return
     if not ssl.HAS_TLSv1_3:
-        yield Check("network", "absent", f"{ssl.OPENSSL_VERSION} has no TLS 1.3", "needed by real peers")
+        yield Check("network", "absent", f"{ssl.OPENSSL_VERSION} has no TLS 1.3", "real nodes need it")
         return
     if installed("eclipse-zenoh") is None:
-        yield Check("network", "ok", "127.0.0.1 can be listened on, TLS 1.3 is there")
+        yield Check("network", "ok", "can listen on 127.0.0.1; TLS 1.3 is available")
         return
     import zenoh
 
@@ -191,10 +191,10 @@ def _network() -> Iterator[Check]:
         '{mode: "peer", listen: {endpoints: ["tcp/127.0.0.1:0"]}, scouting: {multicast: {enabled: false}}}'
     )
     with zenoh.open(settings):
-        yield Check("network", "ok", "zenoh listens on 127.0.0.1, TLS 1.3 is there")
+        yield Check("network", "ok", "zenoh can listen on 127.0.0.1; TLS 1.3 is available")
 
 
 def _bare(requirement: str) -> str:
-    """A package's name without the versions that are allowed."""
+    """A package's name without its version constraints."""
     end = next((at for at, letter in enumerate(requirement) if not (letter.isalnum() or letter in "-_.")), None)
     return requirement[:end]

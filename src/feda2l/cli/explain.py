@@ -1,4 +1,4 @@
-"""The troubleshooting page, section by section: what `feda2l explain` prints."""
+"""The sections of the troubleshooting page, which `feda2l explain` prints."""
 
 import re
 from importlib.resources import files
@@ -11,7 +11,7 @@ PAGE = "troubleshooting.md"
 
 
 def sections() -> dict[str, str]:
-    """Every section of the page by its anchor: the heading in small letters, with dashes."""
+    """Every section of the page by its anchor: the heading in lower case, with dashes for spaces."""
     parts = re.split(r"^## ", _page(), flags=re.MULTILINE)[1:]
     return {part.split("\n", 1)[0].lower().replace(" ", "-"): f"## {part.strip()}\n" for part in parts}
 
@@ -20,7 +20,7 @@ def explain(topic: str) -> str:
     """One section, as Markdown."""
     known = sections()
     if topic not in known:
-        raise FedA2LError(f"explain {topic}: there is no such topic; {nearest(topic, known)}")
+        raise FedA2LError(f"explain {topic}: unknown topic; {nearest(topic, known)}")
     return known[topic]
 
 
@@ -28,5 +28,5 @@ def _page() -> str:
     installed = files("feda2l") / PAGE
     if installed.is_file():
         return installed.read_text(encoding="utf-8")
-    # a checkout has it where the documentation is
+    # a checkout keeps the page in the folder of the documentation
     return (Path(__file__).parents[3] / "docs" / PAGE).read_text(encoding="utf-8")

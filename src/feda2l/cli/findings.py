@@ -1,4 +1,4 @@
-"""What `feda2l doctor` found, as a table or for a program."""
+"""Print the findings of `feda2l doctor` as a table or as JSON."""
 
 import dataclasses
 import json as json_format
@@ -17,8 +17,8 @@ def print_findings(findings: Sequence[Check], *, json: bool = False) -> None:
     if json:
         print(json_format.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
         return
-    table = Table("", "", "found", "to do", title="this machine", title_justify="left")
+    table = Table("", "", "found", "how to fix it", title="this machine", title_justify="left")
     for finding in findings:
         words = (finding.what, MARKS[finding.state], finding.found, finding.remedy)
-        table.add_row(*map(Text, words))  # as they are: feda2l[plots] is no markup
+        table.add_row(*map(Text, words))  # plain text: rich would read feda2l[plots] as markup
     Console().print(table)

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print."""
+"""The commands of `feda2l`: parse options, call the other packages, print the result."""
 
 import os
 import sys
@@ -10,33 +10,61 @@ from rich.console import Console
 
 import feda2l
 from feda2l.cli.network import certs, node, swarm
-from feda2l.cli.options import DataFolder, Set, Track
+from feda2l.cli.options import COMPARE, FIRST, MORE, NETWORK, RUN, START, DataFolder, Set, Track
 from feda2l.cli.results import bundle, compare, evaluate, export, forecast, report, unbundle, watch
 from feda2l.errors import FedA2LError, RunFailed
 
 app = App(
     name="feda2l",
     version=feda2l.__version__,
-    help="Decentralized federated learning with layer-wise rates.",
-    suppress_keyboard_interrupt=False,  # `main` says how to go on
+    help="Decentralized federated learning with layer-wise learning rates.",
+    suppress_keyboard_interrupt=False,  # `main` prints how to resume
 )
-data_app = App(name="data", help="Data sets: download them, or check what is there.")
+app["--help"].group = app["--version"].group = MORE
+data_app = App(
+    name="data",
+    group=START,
+    help="Download a data set, or verify its files.",
+    help_prologue="Example: feda2l data fetch cifar10",
+)
 app.command(data_app)
-for command in (node, swarm, certs, evaluate, forecast, export, report, watch, compare, bundle, unbundle):
-    app.command(command)
+for command, group, example in (
+    (report, FIRST, "feda2l report runs/demo --out report"),
+    (watch, RUN, "feda2l watch runs --open"),
+    (evaluate, RUN, "feda2l evaluate runs/demo/feda2l-1"),
+    (export, RUN, "feda2l export runs/demo/feda2l-1 --out model.safetensors"),
+    (compare, COMPARE, "feda2l compare runs/fedavg runs/feda2l"),
+    (bundle, COMPARE, "feda2l bundle runs/my-study --out shared/my-study"),
+    (unbundle, COMPARE, "feda2l unbundle shared/my-study --out runs/my-study"),
+    (forecast, COMPARE, "feda2l forecast runs/exchange --windows 5"),
+    (swarm, NETWORK, "feda2l swarm --nodes 4 --set rounds=20"),
+    (node, NETWORK, "feda2l node --config node.toml"),
+):
+    app.command(command, group=group, help_prologue=f"Example: {example}")
+app.command(certs)
 
 
-@app.command
+@app.command(group=FIRST, sort_key=0, help_prologue="Example: feda2l demo --seeds 1")
 def demo(*, out: Path = Path("runs/demo"), seeds: int = 3) -> None:
-    """Ten nodes learn digits without a server: six rate rules side by side, in under a minute."""
+    """Train ten nodes on digits and compare six rate rules.
+
+    There is no server. The demo takes under a minute.
+
+    Parameters
+    ----------
+    out
+        the folder of the runs; an existing folder gets a number instead
+    seeds
+        how many seeds per rate rule
+    """
     from feda2l.cli.demo import demo
 
     if seeds < 1:
-        raise FedA2LError(f"--seeds {seeds}: at least one seed is needed")
+        raise FedA2LError(f"--seeds {seeds}: the demo needs at least 1 seed (default 3)")
     demo(out, seeds)
 
 
-@app.command
+@app.command(group=FIRST, sort_key=2, help_prologue="Example: feda2l run my.toml --set rounds=50 --out runs/first")
 def run(
     spec: Path | None = None,
     *,
@@ -48,22 +76,24 @@ def run(
     show_partition: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Run a spec. Without a file it is the default: digits, 10 nodes, FedAvg with FedA2L.
+    """Run a spec: train all nodes and write a run folder.
+
+    Without a file the default spec runs: digits, 10 nodes, FedAvg with FedA2L.
 
     Parameters
     ----------
     spec
-        TOML file; it holds only what differs from the defaults
+        TOML file with the keys that differ from the defaults
     out
-        the run folder itself (default runs/NAME)
+        the run folder (default runs/NAME)
     resume
-        go on where the run in the folder stopped; also with more rounds
+        resume the run in the folder, also with more rounds
     show_partition
-        print and plot who holds what, and stop
+        print and plot which node holds which samples, then stop
     quiet
-        no progress
+        print no progress
     """
-    from feda2l.cli import run_view as one_run
+    from feda2l.cli import run_view
     from feda2l.distributed.ranks import everywhere, leads
     from feda2l.runs.run import run
     from feda2l.spec.spec import Spec
@@ -71,7 +101,7 @@ def run(
     sets = set_ or []
     wanted = everywhere(lambda: Spec.load(spec, sets) if spec else Spec.parse({}, "spec", sets))
     if show_partition:
-        one_run.show_partition(wanted, data, out)
+        run_view.show_partition(wanted, data, out)
         return
     if resume and out is None:
         out = Path("runs") / wanted.name
@@ -79,17 +109,17 @@ def run(
     if not leads():
         return
     summary = done.summary
-    print(one_run.summary_text(summary, done.path))
+    print(run_view.summary_text(summary, done.path))
     if (target := summary.get("target")) and target["round"] is None:
         wanted = target[summary["metric"]]
         raise RunFailed(
-            f"evaluation.target = {wanted:g} was never reached in {summary['rounds']} rounds (trailing "
-            f"mean over {target['smoothing']} evaluations); the run is complete, its records are in {done.path}",
+            f"evaluation.target = {wanted:g} was not reached in {summary['rounds']} rounds (trailing mean over "
+            f"{target['smoothing']} evaluations). The run is complete; its records are in {done.path}",
             see="target",
         )
 
 
-@app.command
+@app.command(group=RUN, help_prologue="Example: feda2l study evidence-sensitivity --seeds 1 --dry-run")
 def study(
     name: str,
     *,
@@ -105,28 +135,30 @@ def study(
     track: Track = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Run a study: many runs, packed. The same command again goes on where it was.
+    """Run a study: many specs, trained together.
+
+    Run the same command again to resume.
 
     Parameters
     ----------
     name
-        a study of `feda2l list studies`, or a TOML file
+        a study from `feda2l list studies`, or a TOML file
     reading
-        the whole protocol: what the paper says, what its code does, or everything equal but the rule
+        the protocol: as the paper says, as its code does, or with only the rate rule different
     seeds
-        run seeds 1 to this
+        run the seeds 1 to SEEDS
     only
-        runs or cells whose name matches, for example 'fedavg-*'; may be repeated
+        only the runs or cells whose name matches, for example 'fedavg-*'; can be repeated
     shard
-        I/K: the I-th of K parts, for several machines
+        I/K: part I of K, to split the study over machines
     timing
-        one run at a time, so that its seconds are its own
+        train one run at a time, so that its measured seconds are its own
     limit_minutes
-        stop after the round in which the time is over
+        stop at the end of the round in which this time is exceeded
     out
         the study's folder (default runs/NAME)
     dry_run
-        list the runs and what they cost here, and stop
+        list the runs and their estimated cost on this machine, then stop
     """
     from feda2l.distributed.ranks import leads
     from feda2l.studies.api import study
@@ -151,17 +183,19 @@ def study(
 
 
 def _end_of_study(outcome: Any) -> None:
-    """Say what came of it; a failed run is exit code 1, time that is over is not."""
+    """Print how many runs finished. A failed run gives exit code 1; a reached time limit does not."""
     print(f"{len(outcome.runs)} of {len(outcome.jobs)} runs finished")
     if outcome.left:
-        print(f"{len(outcome.left)} left, the same command goes on: {', '.join(outcome.left)}")
+        print(f"{len(outcome.left)} left; run the same command again to resume: {', '.join(outcome.left)}")
     if outcome.failed:
         raise RunFailed(f"{len(outcome.failed)} runs failed:\n" + "\n".join(outcome.failed))
 
 
-@app.command
+@app.command(group=FIRST, sort_key=1, help_prologue="Example: feda2l init my.toml --set data.nodes=20")
 def init(file: Path = Path("spec.toml"), /, *, set_: Set = None) -> None:
-    """Write a spec with every key, its default and what it means; a file that is there stays.
+    """Write a spec with every key, its default and its meaning.
+
+    An existing file is not overwritten.
 
     Parameters
     ----------
@@ -171,17 +205,19 @@ def init(file: Path = Path("spec.toml"), /, *, set_: Set = None) -> None:
     from feda2l.spec.commented_spec import write_spec
 
     write_spec(file, set_ or [])
-    print(f"{file}: run it with  feda2l run {file}")
+    print(f"{file}: run it with: feda2l run {file}")
 
 
-@app.command
+@app.command(group=FIRST, help_prologue="Example: feda2l doctor")
 def doctor(*, data: DataFolder = None, json: Annotated[bool, Parameter(negative=())] = False) -> None:
-    """Say what this machine has (torch, GPU, disk, extras, data) and what to install; exit code 1 if a run cannot work.
+    """Check torch, GPU, disk, extras and data on this machine.
+
+    The exit code is 1 if no run can work here.
 
     Parameters
     ----------
     json
-        for a program to read
+        print JSON instead of a table
     """
     from feda2l.cli.doctor import examine
     from feda2l.cli.findings import print_findings
@@ -192,9 +228,15 @@ def doctor(*, data: DataFolder = None, json: Annotated[bool, Parameter(negative=
         raise RunFailed(f"{broken[0].what} is broken: {broken[0].found}; {broken[0].remedy}")
 
 
-@app.command
+@app.command(group=START, help_prologue="Example: feda2l explain partition")
 def explain(topic: str | None = None, /) -> None:
-    """More about an error message: a section of the troubleshooting page. Without a topic: which there are."""
+    """Explain an error message: its causes and remedies.
+
+    Parameters
+    ----------
+    topic
+        a section of the troubleshooting page; without one, all topics are listed
+    """
     from feda2l.cli.explain import explain, sections
 
     if topic is None:
@@ -209,59 +251,67 @@ def explain(topic: str | None = None, /) -> None:
         print(text, end="")
 
 
-@app.command
+@app.command(group=MORE, help_prologue='Example: eval "$(feda2l completion bash)"')
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
-    """Print what makes a shell complete feda2l's commands and options: eval "$(feda2l completion bash)"."""
+    """Print the shell script that completes commands and options."""
     script = app.generate_completion(shell=shell)
-    if shell == "zsh":  # made to be a file on $fpath; with this line it can be evaluated too
+    if shell == "zsh":  # the script is meant as a file on $fpath; this line makes `eval` work too
         name = script[: script.index("() {")].split()[-1]
         script += f"\n(( $+functions[compdef] )) && compdef {name} feda2l"
     print(script)
 
 
-@app.command(name="list")
+@app.command(name="list", group=START, help_prologue="Example: feda2l list algorithms")
 def list_(
     what: Literal["algorithms", "rates", "topologies", "networks", "datasets", "models", "studies", "keys"]
     | None = None,
     /,
 ) -> None:
-    """What there is: algorithms, rate rules, topologies, networks, data sets, models, studies, keys of a spec."""
+    """List algorithms, rate rules, models and other names.
+
+    Parameters
+    ----------
+    what
+        the kind to list (default all)
+    """
     from feda2l.cli.catalogue import catalogue
 
     for table in catalogue(what):
         Console().print(table)
 
 
-@data_app.command
+@data_app.command(help_prologue="Example: feda2l data fetch cifar10 --data ~/data")
 def fetch(name: str, *, data: DataFolder = None) -> None:
-    """Download a data set, check it and unpack it."""
+    """Download a data set, verify its checksum and unpack it."""
     from feda2l.data import fetch
 
     print(f"{name}: {fetch(name, data)}")
 
 
-@data_app.command
+@data_app.command(help_prologue="Example: feda2l data verify cifar10")
 def verify(name: str, *, data: DataFolder = None) -> None:
-    """Say whether a data set's files are there, whole, and the official bytes."""
+    """Check that a data set's files exist, are complete and have the official checksums."""
     from feda2l.data import verify
 
     verdict = verify(name, data)
     print("\n".join(verdict.lines))
     if not verdict.ok:
-        raise RunFailed(f"{name}: the files are not usable as they are", see="data-damaged")
+        raise RunFailed(
+            f"{name}: files are missing or damaged; download them: feda2l data fetch {name}", see="data-damaged"
+        )
     print(f"{name}: official bytes" if verdict.official else f"{name}: usable; not known to be the official bytes")
 
 
-@app.command
+@app.command(group=MORE, help_prologue="Example: feda2l bench --only digits")
 def bench(*, only: list[str] | None = None, json: Path | None = None) -> None:
-    """This engine beside a plain PyTorch loop, both from one run.
+    """Measure the speed of this engine and of a plain PyTorch loop.
 
     Parameters
     ----------
     only
-        works to run: cnn-cifar-b10, digits, resnet18-b10, timer-b32, adapt, mixing, nodes, report (default all)
+        benchmarks to run: cnn-cifar-b10, digits, resnet18-b10, timer-b32, adapt, mixing, nodes, report (default all)
     json
-        write the figures to this file too
+        also write the measurements to this file
     """
     from feda2l.bench import bench
 
@@ -269,14 +319,14 @@ def bench(*, only: list[str] | None = None, json: Path | None = None) -> None:
 
 
 def main() -> None:
-    """Entry point: a user's mistake ends in a message and exit code 2, a failed run in exit code 1."""
+    """Entry point: a user's mistake gives a message and exit code 2, a failed run gives exit code 1."""
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
-        _fail(f"{words}: not understood here; an option that takes several is repeated, as --set a=1 --set b=2", 2)
+        _fail(f"{words}: unexpected argument; repeat an option to give several values: --set a=1 --set b=2", 2)
     except CycloptsError as error:
-        _fail(f"{error}\nfeda2l --help tells what there is", 2)
+        _fail(f"{error}\nfeda2l --help lists the commands", 2)
     except FedA2LError as error:
         if error.said:
             sys.exit(error.exit_code)
@@ -290,9 +340,10 @@ def main() -> None:
 
 def _interrupted() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
-        sys.exit(130)  # the first rank says it
-    again = "the same command goes on" if sys.argv[1:2] in (["study"], ["node"]) else "go on with --resume"
-    _fail(f"interrupted; {again}", 130)
+        sys.exit(130)  # only the first rank prints the message
+    same = sys.argv[1:2] in (["study"], ["node"])
+    again = "run the same command again" if same else "run the same command again with --resume"
+    _fail(f"interrupted; {again} to resume", 130)
 
 
 def _fail(message: str, code: int) -> None:

@@ -1,4 +1,4 @@
-"""The commands of real peers: `feda2l node`, `swarm` and `certs`."""
+"""The commands of real networks: `feda2l node`, `swarm` and `certs`."""
 
 import json
 import os
@@ -9,10 +9,15 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from feda2l.cli.options import DataFolder, Set
+from feda2l.cli.options import NETWORK, DataFolder, Set
 from feda2l.errors import FedA2LError
 
-certs = App(name="certs", help="Certificates of real nodes: make an authority, issue, look at them.")
+certs = App(
+    name="certs",
+    group=NETWORK,
+    help="Make a certificate authority; issue and show certificates.",
+    help_prologue="Example: feda2l certs init && feda2l certs issue node3 --host 10.0.0.3",
+)
 
 
 def node(
@@ -23,18 +28,21 @@ def node(
     log_json: Annotated[bool, Parameter(negative=())] = False,
     data: DataFolder = None,
 ) -> None:
-    """Run one node of a real network: its own data, its neighbours over TLS. A restarted node goes on where it was.
+    """Run one node of a real network over TLS.
+
+    The node trains on its own data and exchanges models with its neighbours.
+    A restarted node resumes from its checkpoint.
 
     Parameters
     ----------
     config
-        the node's TOML file: who it is, what it learns, whom it talks to
+        the node's TOML file: its name, its spec and its neighbours
     check
-        say whether it could start (config, certificates, data, who answers), and stop
+        check the config, certificates, data and neighbours, then stop
     insecure
-        plaintext: no certificates, anybody may read and forge
+        plaintext without certificates: anybody can read and forge messages
     log_json
-        JSON on stderr too
+        print the log on stderr as JSON
     """
     demand_peers()
     from feda2l.peer import start
@@ -44,7 +52,7 @@ def node(
     else:
         start.start_node(config, insecure=insecure, data=data, log_json=log_json)
         sys.stderr.flush()
-        # all is written; zenoh's threads may still be in Python, and an interpreter that ends under them aborts
+        # All files are written. zenoh's threads may still run Python code, and a normal interpreter exit would abort.
         os._exit(0)
 
 
@@ -62,28 +70,30 @@ def swarm(
     quiet: bool = False,
     keep: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Run a spec on real peers: a process a node on this machine, TLS between them, one run folder at the end.
+    """Run a spec on this machine with one process per node.
+
+    The processes exchange models over TLS. The result is one run folder.
 
     Parameters
     ----------
     spec
-        TOML file, as for `feda2l run`; without one it is the default
+        TOML file, as for `feda2l run` (default: the default spec)
     nodes
-        how many nodes (data.nodes of the spec)
+        the number of nodes (data.nodes of the spec)
     out
-        the run folder itself (default runs/NAME); the nodes' own folders are below its nodes/
+        the run folder (default runs/NAME); it holds the nodes' folders under nodes/
     insecure
-        plaintext: no certificates
+        plaintext without certificates
     wire
-        how parameters travel; bf16 halves the bytes and rounds what is sent
+        number format of sent parameters; bf16 halves the bytes and rounds the values
     faults
-        a fault plan (the spec's `faults`): who crashes, hangs or is not heard, and when
+        a fault plan (the spec's `faults`): which node crashes, hangs or loses messages, and when
     resume
-        go on where the nodes in the folder stopped; also with more rounds
+        resume all nodes from their checkpoints, also with more rounds
     quiet
-        no table of the nodes
+        show no table of the nodes
     keep
-        keep the private keys; else they are deleted at the end
+        keep the private keys, which are otherwise deleted at the end
     """
     demand_peers()
     from feda2l.cli.run_view import summary_text
@@ -94,7 +104,7 @@ def swarm(
     sets = list(set_ or [])
     if nodes is not None:
         if nodes < 2:
-            raise FedA2LError(f"--nodes {nodes}: a swarm has at least 2 nodes")
+            raise FedA2LError(f"--nodes {nodes}: a swarm needs at least 2 nodes")
         sets.append(f"data.nodes={nodes}")
     if faults is not None:
         sets.append(f"faults={json.dumps(str(faults))}")
@@ -104,25 +114,28 @@ def swarm(
     print(summary_text(done.summary, done.path))
 
 
-@certs.command
+@certs.command(help_prologue="Example: feda2l certs init certs")
 def init(folder: Path = Path("certs"), *, days: int = 3650) -> None:
-    """Make a certificate authority: ca.pem for every node, ca.key for nobody else.
+    """Make a certificate authority: ca.pem is for every node, ca.key is secret.
 
     Parameters
     ----------
     folder
-        where both are written
+        the folder for both files
     days
-        how long it is valid
+        the days for which the authority is valid
     """
     demand_peers()
     from feda2l.wire.certificates import AUTHORITY, make_authority, show
 
     print(show(make_authority(folder, days=days)))
-    print(f"Give {AUTHORITY}.pem to every node; keep {folder / AUTHORITY}.key: whoever has it can be any node.")
+    print(
+        f"Copy {AUTHORITY}.pem to every node. Keep {folder / AUTHORITY}.key secret: "
+        "its owner can impersonate every node."
+    )
 
 
-@certs.command
+@certs.command(help_prologue="Example: feda2l certs issue node3 --host 10.0.0.3")
 def issue(
     name: str,
     *,
@@ -139,33 +152,33 @@ def issue(
     name
         the node's name
     folder
-        where the authority lies
+        the folder of the authority
     host
-        a host name or address at which neighbours reach the node; may be repeated
+        a host name or address at which neighbours reach the node; can be repeated
     days
-        how long it is valid
+        the days for which the certificate is valid
     out
-        another folder to write to
+        another folder for the new files
     renew
-        keep key and hosts of the certificate that is there
+        keep the key and the hosts of the existing certificate
     """
     demand_peers()
     from feda2l.wire.certificates import AUTHORITY, issue, show
 
     certificate = issue(folder, name, hosts=host or [], days=days, out=out, renew=renew)
     print(show(certificate))
-    key = "" if renew else f" and {certificate.with_suffix('.key')}, which nobody else may have"
+    key = "" if renew else f" and {certificate.with_suffix('.key')}, which must stay secret"
     print(f"The node needs {folder / AUTHORITY}.pem, {certificate}{key}.")
 
 
-@certs.command
+@certs.command(help_prologue="Example: feda2l certs show certs")
 def show(*paths: Path) -> None:
-    """Say whose certificates these are and how long they are valid.
+    """Show the owner, the authority and the validity of certificates.
 
     Parameters
     ----------
     paths
-        certificates, or folders of them (default certs)
+        certificates, or folders of certificates (default certs)
     """
     demand_peers()
     from feda2l.wire.certificates import show
@@ -173,11 +186,14 @@ def show(*paths: Path) -> None:
     paths = paths or (Path("certs"),)
     found = [file for path in paths for file in (sorted(path.glob("*.pem")) if path.is_dir() else [path])]
     if not found:
-        raise FedA2LError(f"{', '.join(map(str, paths))}: no certificate (*.pem) there")
+        raise FedA2LError(
+            f"{', '.join(map(str, paths))}: no certificate (*.pem) found; make one with `feda2l certs issue`",
+            see="certificates",
+        )
     print("\n".join(map(show, found)))
 
 
 def demand_peers() -> None:
     missing = [name for name in ("cryptography", "zenoh", "blake3", "prometheus_client") if find_spec(name) is None]
     if missing:
-        raise FedA2LError(f"real peers need {' and '.join(missing)}: pip install 'feda2l[peers]'", see="missing-extra")
+        raise FedA2LError(f"real nodes need {' and '.join(missing)}: pip install 'feda2l[peers]'", see="missing-extra")

@@ -1,18 +1,24 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the groups of the help."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
+
+# `feda2l --help` lists the groups in this order; all of them together fit on one screen.
+FIRST, START, RUN, COMPARE, NETWORK, MORE = (
+    Group(name, sort_key=place)
+    for place, name in enumerate(("Start with these", "Start", "Run", "Compare", "Real network", "More"))
+)
 
 Set = Annotated[
     list[str] | None,
-    Parameter(name="--set", negative=(), help="override a key of the spec: key=value; may be repeated"),
+    Parameter(name="--set", negative=(), help="override one key of the spec: key=value; can be repeated"),
 ]
 Track = Annotated[
     list[Literal["tensorboard", "wandb", "mlflow"]] | None,
-    Parameter(name="--track", negative=(), help="tell a tracker every round; may be repeated"),
+    Parameter(name="--track", negative=(), help="send every round to this tracker; can be repeated"),
 ]
 DataFolder = Annotated[
-    Path | None, Parameter(name="--data", help="folder of data sets; else FEDA2L_DATA, else a cache")
+    Path | None, Parameter(name="--data", help="folder of data sets (default: FEDA2L_DATA, else a cache)")
 ]

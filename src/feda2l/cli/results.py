@@ -1,4 +1,4 @@
-"""The commands on finished runs: `feda2l evaluate`, `forecast`, `export`, `report`, `watch`, `compare` and `bundle`."""
+"""The commands on existing runs: `feda2l evaluate`, `forecast`, `export`, `report`, `watch`, `compare` and `bundle`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +12,16 @@ from feda2l.errors import FedA2LError, RunFailed
 
 
 def evaluate(run: Path, *, node: int | None = None, data: DataFolder = None) -> None:
-    """Score a run's models on the test set again: every node's and the mean model's.
+    """Evaluate the models of a run on the test set.
+
+    The table has one row per node and one for the mean model.
 
     Parameters
     ----------
     run
         the run folder
     node
-        this node only
+        evaluate only this node's model
     """
     from feda2l.cli.run_view import scores_table
     from feda2l.runs.evaluate import evaluate
@@ -30,16 +32,16 @@ def evaluate(run: Path, *, node: int | None = None, data: DataFolder = None) -> 
 def forecast(
     run: Path, *, node: int | None = None, windows: int = 3, out: Path | None = None, data: DataFolder = None
 ) -> None:
-    """Plot forecasts of a run's model beside what followed, for a few test windows of a series.
+    """Plot a run's forecasts and the true values of a time series.
 
     Parameters
     ----------
     run
         the run folder
     node
-        this node's model, on its own test windows, in place of the mean model
+        plot this node's model on its own test windows instead of the mean model
     windows
-        how many windows, evenly spread over the test windows
+        how many test windows, evenly spaced
     out
         the figure (default forecast.png or forecast-node-I.png in the run folder)
     """
@@ -53,14 +55,14 @@ def forecast(
 
 
 def export(run: Path, *, node: int | None = None, out: Path | None = None) -> None:
-    """Write a run's model as safetensors: the mean model, or one node's.
+    """Export a run's model as safetensors.
 
     Parameters
     ----------
     run
         the run folder
     node
-        this node's model in place of the mean
+        export this node's model instead of the mean model
     out
         the file (default model.safetensors or node-I.safetensors in the run folder)
     """
@@ -69,7 +71,7 @@ def export(run: Path, *, node: int | None = None, out: Path | None = None) -> No
     from feda2l.runs.run import Run
 
     done = Run(run)
-    # a copy each: safetensors wants no shared memory, and tied weights have it
+    # copy each tensor: safetensors rejects shared memory, which tied weights have
     state = {name: value.clone().contiguous() for name, value in done.model(node).state_dict().items()}
     path = out or run / ("model.safetensors" if node is None else f"node-{node}.safetensors")
     try:
@@ -85,23 +87,23 @@ def report(
     tensorboard: bool = False,
     paper: bool = True,
 ) -> None:
-    """Tables, figures and one self-contained page from run folders, found at any depth.
+    """Write tables, figures and one page from run folders.
 
     Parameters
     ----------
     folders
-        run folders, or folders that hold some
+        run folders, or folders that contain run folders at any depth
     out
-        where table.md, table.tex, table.csv, figures and index.html go
+        the folder for table.md, table.tex, table.csv, the figures and index.html
     tensorboard
-        write events for TensorBoard too
+        also write events for TensorBoard
     paper
-        set the paper's numbers beside ours where it has them
+        also show the paper's numbers where it reports them
     """
     from feda2l.report.printed import print_report
 
     if not folders:
-        raise FedA2LError("report: which folders? feda2l report DIR [DIR ...] [--out OUT]")
+        raise FedA2LError("report: no folder given; use: feda2l report DIR [DIR ...] [--out OUT]")
     print_report(list(folders), out, tensorboard=tensorboard, paper=paper)
 
 
@@ -111,14 +113,16 @@ def watch(
     port: int | None = None,
     open_: Annotated[bool, Parameter(name="--open", negative=())] = False,
 ) -> None:
-    """Follow a run, a study or a swarm in a browser, on this machine alone; Ctrl-C ends the view, not the run.
+    """Follow a run, a study or a swarm live in a browser.
+
+    The page is served on this machine only. Ctrl-C ends the view, not the run.
 
     Parameters
     ----------
     folder
-        a run's, a study's or a swarm's folder, or one in which they lie or will begin
+        the folder of a run, a study or a swarm, or a folder that contains them or will
     port
-        of the page (default 8765, or the next that is free)
+        the port of the page (default 8765, or the next free one)
     open_
         open the page in the browser
     """
@@ -128,14 +132,16 @@ def watch(
 
 
 def compare(a: Path, b: Path, /) -> None:
-    """Say whether B beats A: rounds, time and accuracy, seed by seed.
+    """Compare run B with run A, paired by seed.
+
+    The comparison covers rounds, time and accuracy.
 
     Parameters
     ----------
     a
-        a run folder, or a folder of runs that differ in their seed only
+        a run folder, or a folder of runs that differ only in their seed
     b
-        the same for the other side
+        the same for the other method
     """
     from feda2l.report.printed import print_comparison
 

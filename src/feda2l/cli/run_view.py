@@ -1,4 +1,4 @@
-"""What a terminal shows of one run: who holds what, its outcome, the scores of its models."""
+"""The terminal output of one run: its partition, its summary and the scores of its models."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,16 +19,18 @@ from feda2l.spec.spec import Spec
 
 
 def show_partition(spec: Spec, data: Path | None, out: Path | None) -> None:
-    """Print and plot who holds what."""
+    """Print and plot which node holds which samples."""
     with spec.at_fault():
         dataset = load_data(spec.data, data)
         parts = partition_of(spec, dataset)
     names, series = dataset.class_names, dataset.classes is None
-    # of series: who holds whose windows
-    own = dataset.groups if series else dataset.train.targets(torch.arange(len(dataset.train)))
-    if own is None:
-        raise FedA2LError(f"{spec.data.name}: has neither classes nor groups to show")
-    counts = count_samples(own, parts, len(names))
+    # a series has groups of windows instead of classes
+    groups = dataset.groups if series else dataset.train.targets(torch.arange(len(dataset.train)))
+    if groups is None:
+        raise FedA2LError(
+            f"data.name = {spec.data.name!r}: --show-partition needs classes or groups, and these data have neither"
+        )
+    counts = count_samples(groups, parts, len(names))
     Console().print(partition_table(counts, names, series=series))
     path = Path(f"{spec.name}-partition.png") if out is None else Path(f"{out}-partition.png")
     skew = f" {spec.data.alpha:g}" if spec.data.partition in ("dirichlet", "cluster") else ""
@@ -38,7 +40,7 @@ def show_partition(spec: Spec, data: Path | None, out: Path | None) -> None:
 
 
 def summary_text(summary: Mapping[str, Any], path: Path) -> str:
-    """The outcome of a run, in a few lines."""
+    """The summary of a run in a few lines."""
     metric, final = summary["metric"], summary["final"]
     values = summary[metric]
     first = (
@@ -54,23 +56,23 @@ def summary_text(summary: Mapping[str, Any], path: Path) -> str:
 
 
 def _conditions(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What only some runs have: naive forecasts, a search, faults, partial participation, a simulated network."""
+    """Lines that only some runs have: naive forecasts, rate search, faults, participation, a simulated network."""
     if "naive" in summary:
         naive = ", ".join(f"{name} {errors['mse']:.4f}" for name, errors in summary["naive"].items())
         yield f"naive forecasts, mse: {naive}"
     if "search" in summary:
         rates, cost = summary["search"]["rates"], summary["search"]["rounds"]
-        yield f"base rates found: {min(rates):.3g} to {max(rates):.3g}, at the cost of {cost:.0f} rounds"
+        yield f"base rates found: {min(rates):.3g} to {max(rates):.3g}; the search cost {cost:.0f} rounds"
     if faults := summary.get("faults"):
         yield (
-            f"faults: {faults['missed']} rounds of nodes missed, {faults['alone']} spent alone, "
-            f"{faults['rejected']} messages refused"
+            f"faults: {faults['missed']} node rounds missed, {faults['alone']} without any neighbour, "
+            f"{faults['rejected']} messages rejected"
         )
     if partly := summary.get("participation"):
-        yield f"participation: {partly['missed']} rounds of nodes rested, {partly['alone']} spent alone"
+        yield f"participation: {partly['missed']} node rounds skipped, {partly['alone']} without any neighbour"
     if (simulated := summary.get("simulated_seconds")) is not None:
         each = simulated / max(summary["rounds"], 1)
-        yield f"simulated time on this network: {simulated:,.1f} s, {each:.3g} s a round"
+        yield f"simulated time on this network: {simulated:,.1f} s, {each:.3g} s per round"
 
 
 def _target(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -82,7 +84,7 @@ def _target(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def scores_table(scores: Evaluation, node: int | None) -> Table:
-    """The scores of every model, or of one node's."""
+    """The scores of every model, or of one node's model."""
     columns = node_scores(scores["nodes"])
     rows = list(zip(*columns.values(), strict=True))
     if node not in (None, *range(len(rows))):
@@ -102,5 +104,5 @@ def scores_table(scores: Evaluation, node: int | None) -> Table:
 
 
 def _texts(values: Iterable[float | None]) -> list[str]:
-    # a node that is away, or has no sample to be scored on, has no score
+    # an absent node and a node without test samples have no score
     return ["-" if value is None else f"{value:.4f}" for value in values]
