@@ -1,4 +1,4 @@
-"""A member of a network with a valid certificate and bad intentions: another lie for every round it is asked for."""
+"""A hostile member of a network: it has a valid certificate and sends a different bad message in every round."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ Lie = Callable[["Hostile", int], tuple[Payload, Payload]]  # the sealed head of 
 
 
 class Hostile:
-    """Answers in the name of a real member of the network."""
+    """Answers under the name of a real member of the network."""
 
     def __init__(self, file: Path, stolen: Mapping[str, Identity]) -> None:
         config = NodeConfig.load(file)
@@ -37,15 +37,15 @@ class Hostile:
         assert config.security is not None
         authority = Authority.load(config.security.ca)
         self.identity = Identity.load(config.security.certificate, config.security.key, authority)
-        self.stolen = stolen  # identities that are no good here
+        self.stolen = stolen  # identities that this network does not accept
         self.name, self.run = config.name, assembled.spec.name
-        self.round = 0  # the last one that it was asked for
+        self.round = 0  # the last requested round
         self.transport = connect(config, self.run)
         self.transport.serve(self.answer)
 
     def answer(self, key: str, reply: Reply) -> None:
-        """Everybody hears the same lie in the same round."""
-        if key == NEWEST:  # it is met like any other, and keeps the pace
+        """Every neighbour gets the same bad message in the same round."""
+        if key == NEWEST:  # it joins like any other node and keeps up
             reply(self.sealed(self.round + 1))
             return
         kind, round, _ = key.split("/")
@@ -54,7 +54,7 @@ class Hostile:
         reply(head if kind == "head" else load)
 
     def sealed(self, round: int, load: Payload = b"", *, by: Identity | None = None, **changes: Any) -> bytes:
-        """A head of a round, signed, with changes."""
+        """The signed head of a round, with changes."""
         return seal(replace(self.head(round, load), **changes), by or self.identity)
 
     def head(self, round: int, load: Payload) -> Head:
@@ -74,7 +74,7 @@ class Hostile:
         )
 
     def packed(self, **changes: Tensor) -> bytearray:
-        """The model as a payload, the first tensors replaced."""
+        """The model as a payload, with the first tensor replaced."""
         name = next(iter(self.model))
         return pack(self.model | {name: changes.get("first", self.model[name])}, self.template)
 
@@ -97,7 +97,7 @@ def _broken_signature(hostile: Hostile, round: int) -> tuple[Payload, Payload]:
 
 
 def _load(change: Callable[[Hostile], Payload]) -> Lie:
-    """A head that is true to a payload that is bad."""
+    """A correct head of a bad payload."""
 
     def lie(hostile: Hostile, round: int) -> tuple[Payload, Payload]:
         load = change(hostile)
@@ -107,7 +107,7 @@ def _load(change: Callable[[Hostile], Payload]) -> Lie:
 
 
 def _head(**changes: Any) -> Lie:
-    """A signed head that says something wrong."""
+    """A signed head with a wrong field."""
     return lambda hostile, round: (hostile.sealed(round, hostile.packed(), **changes), hostile.packed())
 
 
@@ -118,7 +118,7 @@ def _tampered(hostile: Hostile, round: int) -> tuple[Payload, Payload]:
     return sealed, load
 
 
-LIES: dict[str, Lie] = {  # by the reason for which each is refused
+LIES: dict[str, Lie] = {  # by the reason for which a node rejects each
     "replay": lambda hostile, round: (hostile.sealed(max(1, round - 1), hostile.packed()), b""),
     "sender": _head(sender="n1"),  # signed with its own key
     "run": _head(run="another"),

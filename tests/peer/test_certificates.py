@@ -1,4 +1,4 @@
-"""A small CA: what it issues holds for the links and the signatures, and what is wrong with a file is said."""
+"""The certificate authority: its certificates work for links and signatures, and file errors are explained."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_an_identity_proves_its_name(folder: Path) -> None:
     key.verify(alice.sign(b"words"), b"words")
 
 
-def test_certificates_say_what_they_are_for(folder: Path) -> None:
+def test_certificates_state_their_purpose(folder: Path) -> None:
     ca, node = (x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()) for name in ("ca", "alice"))
     rights = ca.extensions.get_extension_for_class(x509.BasicConstraints)
     assert rights.critical
@@ -67,13 +67,13 @@ def test_certificates_say_what_they_are_for(folder: Path) -> None:
     assert len(told["fingerprint"]) == 3 * 32 - 1
 
 
-def test_keys_are_for_their_owner_alone_and_nothing_is_left_over(folder: Path) -> None:
+def test_only_the_owner_can_read_keys_and_no_other_file_is_left(folder: Path) -> None:
     for name in ("ca", "alice"):
         assert stat.S_IMODE((folder / f"{name}.key").stat().st_mode) == 0o600
     assert sorted(file.name for file in folder.iterdir()) == ["alice.key", "alice.pem", "ca.key", "ca.pem"]
 
 
-def test_nothing_is_overwritten(folder: Path) -> None:
+def test_existing_files_are_not_overwritten(folder: Path) -> None:
     before = {file: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(FedA2LError, match="not overwritten"):
         make_authority(folder)
@@ -88,7 +88,7 @@ def test_nothing_is_overwritten(folder: Path) -> None:
 def test_renewing_keeps_name_key_and_hosts(folder: Path) -> None:
     old = describe(folder / "alice.pem")
     key = (folder / "alice.key").read_bytes()
-    (folder / "alice.key").rename(folder / "elsewhere")  # the key is on the node, the CA is not
+    (folder / "alice.key").rename(folder / "elsewhere")  # the key is on the node, not next to the CA
     issue(folder, "alice", renew=True, days=700)
     new = describe(folder / "alice.pem")
     (folder / "elsewhere").rename(folder / "alice.key")
@@ -99,21 +99,21 @@ def test_renewing_keeps_name_key_and_hosts(folder: Path) -> None:
     assert new["fingerprint"] != old["fingerprint"]
     issue(folder, "alice", renew=True, hosts=["example.org"])
     assert describe(folder / "alice.pem")["hosts"] == ["alice", "example.org"]
-    with pytest.raises(FedA2LError, match=r"bob\.pem: there is no such file"):
+    with pytest.raises(FedA2LError, match=r"bob\.pem: no such file"):
         issue(folder, "bob", renew=True)
     (folder / "bob.pem").write_bytes((folder / "alice.pem").read_bytes())
-    with pytest.raises(FedA2LError, match="of alice, not of bob"):
+    with pytest.raises(FedA2LError, match="belongs to alice, not to bob"):
         issue(folder, "bob", renew=True)
 
 
-def test_nobody_outlives_the_authority(tmp_path: Path) -> None:
+def test_no_certificate_is_valid_longer_than_its_authority(tmp_path: Path) -> None:
     make_authority(tmp_path, days=10)
     issue(tmp_path, "alice")
     assert describe(tmp_path / "alice.pem")["until"] == describe(tmp_path / "ca.pem")["until"]
 
 
 @pytest.mark.parametrize("name", ["", "../alice", "a/b", "-a", ".a", "a b", "é", "a" * 65, "ca", "a\n"])
-def test_names_are_plain(name: str, folder: Path) -> None:
+def test_invalid_names_are_rejected(name: str, folder: Path) -> None:
     with pytest.raises(FedA2LError, match="the name"):
         issue(folder, name)
 
@@ -134,11 +134,11 @@ def test_hosts_and_days_are_checked(folder: Path) -> None:
     assert not (folder / "bob.key").exists()
 
 
-def test_what_is_wrong_with_a_file_is_said(folder: Path) -> None:
+def test_the_error_names_the_file_and_its_fault(folder: Path) -> None:
     pem, key = folder / "alice.pem", folder / "alice.key"
-    with pytest.raises(FedA2LError, match=r"none\.pem: there is no such file"):
+    with pytest.raises(FedA2LError, match=r"none\.pem: no such file"):
         Identity.load(folder / "none.pem", key)
-    with pytest.raises(FedA2LError, match=r"none\.key: there is no such file"):
+    with pytest.raises(FedA2LError, match=r"none\.key: no such file"):
         Identity.load(pem, folder / "none.key")
     with pytest.raises(FedA2LError, match="cannot be read: Is a directory"):
         Identity.load(folder, key)
@@ -166,14 +166,14 @@ def test_what_is_wrong_with_a_file_is_said(folder: Path) -> None:
         Identity.load(pem, key)
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
-def test_a_file_that_may_not_be_read_is_named(folder: Path) -> None:
+@pytest.mark.skipif(os.getuid() == 0, reason="root can read every file")
+def test_an_unreadable_file_is_named(folder: Path) -> None:
     (folder / "alice.key").chmod(0)
     with pytest.raises(FedA2LError, match=r"alice\.key: cannot be read: Permission denied"):
         load(folder)
 
 
-def test_a_permission_error_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permission_error_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 
@@ -182,7 +182,7 @@ def test_a_permission_error_is_said(folder: Path, monkeypatch: pytest.MonkeyPatc
         Identity.load(folder / "alice.pem", folder / "alice.key")
 
 
-def test_a_full_disk_leaves_nothing_half_done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -213,12 +213,12 @@ def test_time_and_authority_are_checked(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RejectedMessage) as refused:
         authority.check(der(elsewhere / "alice.pem"))
     assert refused.value.reason == "authority"
-    with pytest.raises(FedA2LError, match="does not vouch for it"):
+    with pytest.raises(FedA2LError, match="was not issued by"):
         Identity.load(elsewhere / "alice.pem", elsewhere / "alice.key", authority)
 
 
-def test_a_node_is_no_authority(folder: Path) -> None:
-    """What a member signs with its own key as if it were a CA is worth nothing."""
+def test_a_node_cannot_act_as_an_authority(folder: Path) -> None:
+    """A certificate that a node signs with its own key is not trusted."""
     (folder / "sub").mkdir()
     for ending in ("pem", "key"):
         (folder / "sub" / f"ca.{ending}").write_bytes((folder / f"alice.{ending}").read_bytes())
@@ -228,7 +228,7 @@ def test_a_node_is_no_authority(folder: Path) -> None:
     assert refused.value.reason == "authority"
 
 
-def test_an_authority_may_be_followed_by_another(folder: Path, tmp_path: Path) -> None:
+def test_a_second_authority_can_replace_the_first(folder: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     make_authority(new)
     issue(new, "bob")
@@ -238,7 +238,7 @@ def test_an_authority_may_be_followed_by_another(folder: Path, tmp_path: Path) -
     assert [authority.check(der(path))[0] for path in (folder / "alice.pem", new / "bob.pem")] == ["alice", "bob"]
 
 
-def test_an_impostor_with_the_authoritys_name_is_refused(folder: Path) -> None:
+def test_a_forged_authority_with_the_same_name_is_rejected(folder: Path) -> None:
     ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     node = x509.load_pem_x509_certificate((folder / "alice.pem").read_bytes())
     forged = (
@@ -256,25 +256,25 @@ def test_an_impostor_with_the_authoritys_name_is_refused(folder: Path) -> None:
     assert refused.value.reason == "authority"
 
 
-def test_the_commands_say_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_print_the_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "certs"
     commands.init(folder)
     commands.issue("node.1", folder=folder, host=["localhost"])
-    said = capsys.readouterr().out
-    assert "Give ca.pem to every node" in said
-    assert f"and {folder / 'node.1.key'}" in said
+    printed = capsys.readouterr().out
+    assert "Copy ca.pem to every node" in printed
+    assert f"and {folder / 'node.1.key'}" in printed
     commands.issue("node.1", folder=folder, renew=True)
     assert "node.1.key" not in capsys.readouterr().out
     commands.show(folder)
-    said = capsys.readouterr().out
-    assert "node.1 (node)" in said
-    assert "hosts      node.1, localhost" in said
-    assert "valid, 364 days left" in said
+    printed = capsys.readouterr().out
+    assert "node.1 (node)" in printed
+    assert "hosts      node.1, localhost" in printed
+    assert "valid, 364 days left" in printed
     with pytest.raises(FedA2LError, match="no certificate"):
         commands.show(tmp_path)
 
 
-def test_zenoh_takes_the_certificates_of_one_authority_only(folder: Path) -> None:
+def test_zenoh_accepts_certificates_of_its_own_authority_only(folder: Path) -> None:
     """Mutual TLS with the same Ed25519 keys that sign messages."""
     zenoh = pytest.importorskip("zenoh")
     make_authority(folder / "evil")
@@ -295,9 +295,9 @@ def test_zenoh_takes_the_certificates_of_one_authority_only(folder: Path) -> Non
             config.insert_json5(key, json.dumps(value))
         return zenoh.open(config)
 
-    def received(place: Path, name: str, patience: float) -> bool:
+    def connects(place: Path, name: str, seconds: float) -> bool:
         with open_session(place, name, connect=[address]) as session:
-            end = time.monotonic() + patience
+            end = time.monotonic() + seconds
             while time.monotonic() < end:
                 if session.info.peers_zid():
                     return True
@@ -305,5 +305,5 @@ def test_zenoh_takes_the_certificates_of_one_authority_only(folder: Path) -> Non
         return False
 
     with open_session(folder, "alice", listen=[address]):
-        assert received(folder, "bob", 10)
-        assert not received(folder / "evil", "mallory", 1)
+        assert connects(folder, "bob", 10)
+        assert not connects(folder / "evil", "mallory", 1)

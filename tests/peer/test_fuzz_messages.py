@@ -1,4 +1,4 @@
-"""The decoder reads any bytes correctly or refuses them: a few seconds of what `make fuzz` does at length."""
+"""The decoder reads any bytes correctly or rejects them: a short version of `make fuzz`."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def test_mutated_messages() -> None:
 
 @SHORT
 @given(data=st.binary(max_size=HEAD_LIMIT + 10), secure=st.booleans())
-def test_any_bytes_are_no_head(case: Case, data: bytes, secure: bool) -> None:
+def test_random_bytes_are_rejected_as_a_head(case: Case, data: bytes, secure: bool) -> None:
     with pytest.raises(RejectedMessage):
         unseal(data, case.authority if secure else None)
 
@@ -47,7 +47,7 @@ VALUES = PLAIN | st.lists(PLAIN, max_size=2) | st.dictionaries(NAMES, PLAIN, max
 
 @SHORT
 @given(field=st.sampled_from(FIELDS), value=VALUES)
-def test_any_value_of_a_field_is_taken_as_it_is_or_refused(case: Case, field: str, value: object) -> None:
+def test_any_value_of_a_field_is_read_exactly_or_rejected(case: Case, field: str, value: object) -> None:
     text = json.dumps(asdict(case.heads[0]) | {field: value}, separators=(",", ":")).encode()[:HEAD_LIMIT]
     alice = case.identities[0]
     parts = (text, alice.certificate, alice.sign(TAG + text))
@@ -62,7 +62,7 @@ def test_any_value_of_a_field_is_taken_as_it_is_or_refused(case: Case, field: st
 
 @SHORT
 @given(der=st.binary(max_size=600))
-def test_any_bytes_are_no_certificate(case: Case, der: bytes) -> None:
+def test_random_bytes_are_rejected_as_a_certificate(case: Case, der: bytes) -> None:
     with pytest.raises(RejectedMessage):
         case.authority.check(der)
 
@@ -71,24 +71,24 @@ def test_any_bytes_are_no_certificate(case: Case, der: bytes) -> None:
 @given(
     values=st.binary(min_size=24, max_size=24), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
 )
-def test_any_values_are_read_as_they_are_or_refused(values: bytes, dtype: torch.dtype) -> None:
+def test_any_values_are_read_exactly_or_rejected(values: bytes, dtype: torch.dtype) -> None:
     template = Template({"x.running_var": (dtype, (24 // dtype.itemsize,))})
     payload = template.head + values
     expected = torch.frombuffer(bytearray(values), dtype=dtype)
-    sound = bool((expected.isfinite() & (expected >= 0)).all())
+    valid = bool((expected.isfinite() & (expected >= 0)).all())
     try:
         received = unpack(payload, template)
     except RejectedMessage:
-        assert not sound
+        assert not valid
         return
-    assert sound
+    assert valid
     assert math.isfinite(norm(received)) or dtype == torch.float64
     assert pack(received, template) == payload
 
 
 @SHORT
 @given(data=st.binary(max_size=400))
-def test_any_bytes_are_no_payload(case: Case, data: bytes) -> None:
+def test_random_bytes_are_rejected_as_a_payload(case: Case, data: bytes) -> None:
     with pytest.raises(RejectedMessage):
         unpack(data, case.template)
     if data and not case.payloads[0].startswith(data):

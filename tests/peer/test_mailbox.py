@@ -1,4 +1,4 @@
-"""What a node answers: one of its last two messages, the newest head to whoever lags, later to whoever is early."""
+"""The answers of a node: its last two messages, the newest head for a late request, a wait for an early one."""
 
 import threading
 
@@ -19,7 +19,7 @@ def publish(box: Mailbox, round: int, step: int = 0) -> None:
 
 
 def ask(box: Mailbox, key: str) -> list[bytes | None]:
-    """The answers so far; empty while the question is held."""
+    """The answers so far; empty while the request is held."""
     answers: list[bytes | None] = []
     box.answer(key, answers.append)
     return answers
@@ -33,27 +33,27 @@ def test_the_last_two_messages_are_kept():
     assert ask(box, "head/2/0") == [b"head 2.0"]
 
 
-def test_steps_of_a_round_are_messages_of_their_own():
+def test_every_exchange_of_a_round_is_a_separate_message():
     box = mailbox((1, 0), (1, 1), (1, 2))
     assert ask(box, "load/1/1") == [b"load 1.1"]
     assert ask(box, "head/1/2") == [b"head 1.2"]
-    assert ask(box, "head/1/0") == [b"head 1.2"]  # gone: it hears how far we are
+    assert ask(box, "head/1/0") == [b"head 1.2"]  # dropped, so the answer is the newest head
 
 
-def test_who_lags_is_told_the_newest():
+def test_a_late_request_gets_the_newest_head():
     box = mailbox((7, 0), (8, 0))
     assert ask(box, "head/3/0") == [b"head 8.0"]
     assert ask(box, NEWEST) == [b"head 8.0"]
 
 
-def test_who_is_early_waits_for_the_message():
+def test_an_early_request_waits_for_the_message():
     box = mailbox((1, 0))
     second, third = ask(box, "head/2/0"), ask(box, "head/3/0")
     assert second == third == []
     publish(box, 2)
     assert second == [b"head 2.0"]
     assert third == []
-    publish(box, 4)  # it went on to another round meanwhile: whoever waited for one that never came hears that
+    publish(box, 4)  # round 3 was never published: the waiting request gets the newest head
     assert second == [b"head 2.0"]
     assert third == [b"head 4.0"]
 
@@ -74,21 +74,21 @@ NONSENSE = (
 
 
 @pytest.mark.parametrize("key", NONSENSE)
-def test_nonsense_is_answered_with_nothing_and_not_held(key):
+def test_an_invalid_key_gets_no_answer_and_is_not_held(key):
     box = mailbox((1, 0))
     assert ask(box, key) == [None]
     assert not box._held
 
 
-def test_closing_ends_what_is_held():
+def test_closing_ends_held_requests():
     box = mailbox((1, 0))
     held = ask(box, "head/2/0")
     box.close()
     assert held == [None]
 
 
-def test_a_question_and_its_message_at_the_same_time():
-    """Whichever comes first, every question is answered exactly once."""
+def test_a_request_and_its_message_at_the_same_time():
+    """Every request is answered exactly once, whichever comes first."""
     for _ in range(200):
         box, answers = mailbox((1, 0)), list[bytes | None]()
         asking = threading.Thread(target=box.answer, args=("head/2/0", answers.append))

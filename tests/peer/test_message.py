@@ -1,4 +1,4 @@
-"""Heads: one spelling, one sender, and a reason for each that is refused."""
+"""Heads of messages: one encoding, one sender, and a reason for every rejection."""
 
 import json
 from dataclasses import replace
@@ -70,11 +70,11 @@ def parts(sealed: bytes) -> tuple[bytes, bytes, bytes]:
     return body[:text], body[text : text + certificate], body[text + certificate :]
 
 
-def test_the_format_of_an_unsigned_head_stays() -> None:
+def test_the_format_of_an_unsigned_head_does_not_change() -> None:
     assert seal(HEAD, None) == b"\x01\x15\x00\x00\x00\x00" + SPELLING
 
 
-def test_what_is_sealed_is_unsealed(folder: Path, authority: Authority) -> None:
+def test_unsealing_a_sealed_head_returns_it(folder: Path, authority: Authority) -> None:
     sealed = seal(HEAD, identity(folder, "alice"))
     assert len(sealed) < HEAD_LIMIT / 8
     assert unseal(sealed, authority) == HEAD
@@ -84,7 +84,7 @@ def test_what_is_sealed_is_unsealed(folder: Path, authority: Authority) -> None:
     assert unseal(seal(none, None), None) == none
 
 
-def test_the_signature_is_over_the_tag_and_the_whole_head(folder: Path, authority: Authority) -> None:
+def test_the_signature_covers_the_tag_and_the_whole_head(folder: Path, authority: Authority) -> None:
     alice = identity(folder, "alice")
     text, certificate, signature = parts(seal(HEAD, alice))
     assert text == SPELLING
@@ -103,13 +103,13 @@ def test_no_field_can_be_changed_under_a_signature(field: str, folder: Path, aut
 
 def test_a_member_cannot_sign_as_another(folder: Path, authority: Authority) -> None:
     assert reason(seal(HEAD, identity(folder, "bob")), authority) == "sender"
-    # nor with the other's certificate, which everybody has seen
+    # neither with the certificate of the other member, which is public
     text, certificate, _ = parts(seal(HEAD, identity(folder, "alice")))
     forged = identity(folder, "bob").sign(TAG + text)
     assert reason(join(text, certificate, forged), authority) == "signature"
 
 
-def test_the_unsigned_are_refused_by_the_secure_and_the_signed_by_the_insecure(
+def test_secure_nodes_reject_unsigned_heads_and_insecure_nodes_reject_signed_heads(
     folder: Path, authority: Authority
 ) -> None:
     sealed = seal(HEAD, identity(folder, "alice"))
@@ -120,7 +120,7 @@ def test_the_unsigned_are_refused_by_the_secure_and_the_signed_by_the_insecure(
     assert reason(sealed, None) == "signed"
 
 
-def test_certificates_of_another_authority_or_time_are_refused(
+def test_certificates_of_another_authority_or_time_are_rejected(
     folder: Path, authority: Authority, tmp_path: Path
 ) -> None:
     make_authority(tmp_path)
@@ -128,7 +128,7 @@ def test_certificates_of_another_authority_or_time_are_refused(
     assert reason(seal(HEAD, identity(tmp_path, "alice")), authority) == "authority"
     key = identity(folder, "alice")
     for since, wanted in ((-400, "certificate expired"), (+2, "certificate not yet valid")):
-        # the same key, so that nothing but the time is wrong
+        # the same key, so that only the time is wrong
         start = datetime.now(UTC) + timedelta(days=since)
         out = tmp_path / str(since)
         out.mkdir()
@@ -138,13 +138,13 @@ def test_certificates_of_another_authority_or_time_are_refused(
         assert reason(join(SPELLING, der, key.sign(TAG + SPELLING)), authority) == wanted
 
 
-def test_the_authority_itself_is_nobodys_sender(folder: Path, authority: Authority) -> None:
+def test_the_authority_itself_cannot_be_a_sender(folder: Path, authority: Authority) -> None:
     der = authority.certificates[0].public_bytes(Encoding.DER)
     assert reason(join(SPELLING, der, bytes(64)), authority) == "certificate"
     assert reason(join(SPELLING, b"\x30\x03abc", bytes(64)), authority) == "certificate"
 
 
-def test_an_answer_is_held_against_its_question() -> None:
+def test_an_answer_is_compared_with_its_request() -> None:
     asked = {"run": "digits", "round": 7, "step": 0, "sender": "alice", "model": HEAD.model}
     HEAD.expect(**asked)
     HEAD.expect(**asked | {"round": 5, "step": 3})  # the answer is newer
@@ -158,12 +158,12 @@ def test_an_answer_is_held_against_its_question() -> None:
         assert refused.value.reason == "replay"
 
 
-def test_another_protocol_is_told_from_nonsense() -> None:
+def test_another_protocol_version_has_its_own_reason() -> None:
     assert reason(join(SPELLING.replace(b'"protocol":1', b'"protocol":2')), None) == "protocol"
     assert reason(join(b'{"protocol":2,"new":"field"}'), None) == "protocol"
 
 
-def test_what_is_too_large_is_not_looked_at() -> None:
+def test_heads_of_a_wrong_length_are_rejected() -> None:
     assert reason(bytes(HEAD_LIMIT + 1), None) == "head too large"
     assert reason(join(b"[" * (HEAD_LIMIT - 6)), None) == "head"
     assert reason(b"", None) == "head"
@@ -208,13 +208,13 @@ def test_what_is_too_large_is_not_looked_at() -> None:
         (SPELLING, b"\xef\xbb\xbf" + SPELLING, "head"),
     ],
 )
-def test_a_head_has_one_spelling(old: bytes, new: bytes, wanted: str) -> None:
+def test_only_the_canonical_encoding_is_accepted(old: bytes, new: bytes, wanted: str) -> None:
     assert SPELLING.count(old) == 1
     assert reason(join(SPELLING.replace(old, new)), None) == wanted
 
 
 @pytest.mark.parametrize("field", MOST)
-def test_counts_have_a_bound(field: str) -> None:
+def test_counts_have_an_upper_bound(field: str) -> None:
     most = 1 if field == "protocol" else MOST[field]
     wanted = replace(HEAD, **{field: most})
     assert unseal(seal(wanted, None), None) == wanted

@@ -1,4 +1,4 @@
-"""Payloads: safetensors byte for byte, and nothing of a stranger's taken unchecked."""
+"""Payloads: the same bytes as safetensors, and every received value is checked."""
 
 import math
 
@@ -27,7 +27,7 @@ def reason(payload: bytes | bytearray, template: Template, promised: str | None 
     return refused.value.reason
 
 
-def test_a_payload_is_what_safetensors_writes() -> None:
+def test_a_payload_equals_the_bytes_of_safetensors() -> None:
     tensors = model() | {'é"\n': torch.ones(3), "none": torch.zeros(0, 3), "half": torch.ones(2).bfloat16()}
     tensors |= {"float16": torch.ones(1).half()}
     payload = pack(tensors)
@@ -36,21 +36,21 @@ def test_a_payload_is_what_safetensors_writes() -> None:
     assert all(torch.equal(load(bytes(payload))[name], tensor) for name, tensor in tensors.items())
 
 
-def test_the_format_of_a_payload_stays() -> None:
+def test_the_format_of_a_payload_does_not_change() -> None:
     payload = pack({"b": torch.tensor([1.0, -2.0]), "a": torch.tensor(0.5, dtype=torch.float64)})
     header = (
         b'{"a":{"dtype":"F64","shape":[],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}'
     )
     assert payload == b"\x70" + bytes(7) + header.ljust(0x70) + bytes.fromhex("000000000000e03f0000803f000000c0")
-    # the empty input's digest in the BLAKE3 specification's test vectors
+    # the digest of the empty input, from the test vectors of the BLAKE3 specification
     assert digest(b"") == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
 
 
-def test_what_is_packed_is_unpacked_without_a_copy() -> None:
+def test_unpacking_returns_the_packed_tensors_without_a_copy() -> None:
     tensors = model()
     template = Template.of(tensors)
     payload = pack(dict(reversed(tensors.items())), template)
-    assert payload == pack(tensors)  # the order in which tensors are given is nothing
+    assert payload == pack(tensors)  # the order of the tensors does not matter
     for kind in (bytes, bytearray, memoryview):
         received = unpack(kind(payload), template, digest(payload))
         assert {n: t.dtype for n, t in received.items()} == {n: t.dtype for n, t in tensors.items()}
@@ -60,7 +60,7 @@ def test_what_is_packed_is_unpacked_without_a_copy() -> None:
     assert any(not torch.equal(received[name], tensor) for name, tensor in tensors.items())
 
 
-def test_permuted_tensors_are_packed_by_value_and_buffers_used_again() -> None:
+def test_permuted_tensors_are_packed_by_value_and_buffers_are_reused() -> None:
     tensors = model()
     permuted = tensors | {
         "model.conv.weight": tensors["model.conv.weight"].contiguous(memory_format=torch.channels_last)
@@ -72,7 +72,7 @@ def test_permuted_tensors_are_packed_by_value_and_buffers_used_again() -> None:
     assert pack(permuted, template, into=bytearray(3)) == old
 
 
-def test_only_float32_travels_narrower() -> None:
+def test_only_float32_is_sent_in_fewer_bits() -> None:
     tensors = model()
     template = Template.of(tensors, torch.bfloat16)
     received = unpack(pack(tensors, template), template)
@@ -82,7 +82,7 @@ def test_only_float32_travels_narrower() -> None:
     assert reason(pack(tensors), template) == "size"
 
 
-def test_other_tensors_than_the_templates_are_not_packed() -> None:
+def test_tensors_that_differ_from_the_template_are_not_packed() -> None:
     tensors = model()
     template = Template.of(tensors)
     with pytest.raises(ValueError, match="mass"):
@@ -93,7 +93,7 @@ def test_other_tensors_than_the_templates_are_not_packed() -> None:
         Template.of({"steps": torch.tensor(3)})
 
 
-def test_fingerprints_tell_models_apart() -> None:
+def test_different_models_have_different_fingerprints() -> None:
     base = Template({"a": (torch.float32, (2, 3)), "b": (torch.float32, ())})
     same = Template({"b": (torch.float32, ()), "a": (torch.float32, (2, 3))})
     assert base.fingerprint == same.fingerprint
@@ -106,7 +106,7 @@ def test_fingerprints_tell_models_apart() -> None:
         assert Template(other).fingerprint != base.fingerprint
 
 
-def test_size_digest_and_layout_are_those_of_the_template() -> None:
+def test_size_digest_and_layout_must_match_the_template() -> None:
     tensors = model()
     template, payload = Template.of(tensors), bytes(pack(tensors))
     for wrong in (b"", payload[:-1], payload + b"\0", payload[:8]):
@@ -128,7 +128,7 @@ def test_size_digest_and_layout_are_those_of_the_template() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", model())
-def test_values_that_are_not_finite_are_refused(name: str, value: float) -> None:
+def test_non_finite_values_are_rejected(name: str, value: float) -> None:
     tensors = model()
     tensors[name].view(-1)[-1] = value
     with pytest.raises(RejectedMessage, match=name) as refused:
@@ -136,7 +136,7 @@ def test_values_that_are_not_finite_are_refused(name: str, value: float) -> None
     assert refused.value.reason == "not finite"
 
 
-def test_negative_variances_are_refused_and_only_they() -> None:
+def test_only_negative_variances_are_rejected() -> None:
     tensors = model()
     tensors["buffers.norm.running_var"][2] = -1e-30
     assert reason(pack(tensors), Template.of(tensors)) == "negative variance"
@@ -146,7 +146,7 @@ def test_negative_variances_are_refused_and_only_they() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 7, 16, 33, 1000, PIECE + 1])
-def test_a_norm_is_finite_just_when_every_value_is(dtype: torch.dtype, size: int) -> None:
+def test_a_norm_is_finite_if_and_only_if_every_value_is(dtype: torch.dtype, size: int) -> None:
     largest = torch.finfo(dtype).max
     values = torch.full((size,), largest, dtype=dtype)
     assert math.isfinite(norm({"x": values}))
@@ -160,12 +160,12 @@ def test_a_norm_is_finite_just_when_every_value_is(dtype: torch.dtype, size: int
                 assert not math.isfinite(norm({"x": spoilt}))
 
 
-def test_messages_out_of_proportion_are_refused() -> None:
+def test_messages_with_a_large_norm_are_rejected() -> None:
     assert norm({"a": torch.full((3,), 2.0), "b": torch.tensor([2.0], dtype=torch.float64)}) == pytest.approx(4)
 
     def send(value: float) -> None:
         sent = {"a": torch.full((4,), value)}
-        unpack(pack(sent), Template.of(sent), most=15.0)  # of a norm of 2 |value|
+        unpack(pack(sent), Template.of(sent), most=15.0)  # the norm is 2 |value|
 
     send(7.4)
     for value in (7.6, 3e38):
@@ -174,7 +174,7 @@ def test_messages_out_of_proportion_are_refused() -> None:
         assert refused.value.reason == "norm"
 
 
-def test_old_memory_is_used_again_unless_somebody_reads_it() -> None:
+def test_old_memory_is_reused_unless_it_is_being_read() -> None:
     first, second = ({"a": torch.full((4,), value)} for value in (1.0, 2.0))
     old = pack(first)
     assert pack(second, into=old) is old
@@ -182,4 +182,4 @@ def test_old_memory_is_used_again_unless_somebody_reads_it() -> None:
     fresh = pack(first, into=old)
     assert fresh is not old
     assert reader == pack(second)
-    assert pack({"a": torch.zeros(9)}, into=fresh) is not fresh  # of another size
+    assert pack({"a": torch.zeros(9)}, into=fresh) is not fresh  # another size

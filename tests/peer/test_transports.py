@@ -1,4 +1,4 @@
-"""One contract for every transport: the twin in memory, zenoh in the clear, zenoh with mutual TLS."""
+"""One contract for every transport: in memory, zenoh in plaintext, and zenoh with mutual TLS."""
 
 import os
 import random
@@ -24,14 +24,14 @@ from feda2l.wire.zenoh_settings import PIECE, Tls
 from feda2l.wire.zenoh_transport import ZenohTransport
 
 NODES = ("anna", "bert", "carl")
-LONG = 20.0  # seconds: never reached when all is well
-SOON = LONG / 2  # before a question's own timeout: something else ended it
+LONG = 20.0  # seconds: never reached when everything works
+SOON = LONG / 2  # a request that ends earlier than this was not ended by its own timeout
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = LONG) -> None:
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, "waited in vain"
+        assert time.monotonic() < until, "the condition did not become true in time"
         time.sleep(0.005)
 
 
@@ -53,7 +53,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class MemoryNetwork:
-    """Three nodes that all know each other; any of them may join and leave."""
+    """Three nodes that know each other; each of them can join and leave."""
 
     def __init__(self) -> None:
         self.hub = Hub()
@@ -79,7 +79,7 @@ class ZenohNetwork:
 
 
 class Nodes:
-    """The joined transports of a test, closed at its end."""
+    """The transports of a test, which are closed at its end."""
 
     def __init__(self, network: MemoryNetwork | ZenohNetwork) -> None:
         self.network = network
@@ -103,7 +103,7 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
 
 
 class Desk:
-    """Answers `say/WORD` at once, holds `held/...` until told, never answers `never`, has nothing else."""
+    """Answers `say/WORD` at once, holds `held/...` until told, never answers `never`, and knows no other key."""
 
     def __init__(self, **ready: bytes) -> None:
         self.ready, self.held, self.asked = ready, list[tuple[str, Reply]](), list[str]()
@@ -127,21 +127,21 @@ def test_answer_at_once(nodes: Nodes) -> None:
     assert anna.ask("bert", "unknown", LONG, 100) is None
 
 
-def test_answer_that_fails_is_nothing_and_the_next_one_comes(nodes: Nodes) -> None:
+def test_an_answer_that_raises_is_empty_and_the_next_one_works(nodes: Nodes) -> None:
     anna, _ = nodes.join("anna"), nodes.join("bert", Desk())
     wait_for(lambda: anna.alive("bert"))
     assert anna.ask("bert", "broken", LONG, 100) is None
     assert anna.ask("bert", "say/more", LONG, 100) == b"more"
 
 
-def test_held_question_is_answered_when_ready_and_only_once(nodes: Nodes) -> None:
+def test_held_request_is_answered_when_ready_and_only_once(nodes: Nodes) -> None:
     desk = Desk()
     anna, _ = nodes.join("anna"), nodes.join("bert", desk)
     wait_for(lambda: anna.alive("bert"))
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(anna.ask, "bert", f"held/{number}", LONG, 100) for number in range(5)]
         wait_for(lambda: len(desk.held) == 5)
-        assert anna.ask("bert", "say/meanwhile", LONG, 100) == b"meanwhile"  # held questions occupy no thread
+        assert anna.ask("bert", "say/meanwhile", LONG, 100) == b"meanwhile"  # held requests occupy no thread
         for key, reply in desk.held:
             reply(key.encode())
             reply(b"again")
@@ -158,7 +158,7 @@ def test_absent_neighbour(nodes: Nodes) -> None:
     assert not anna.alive("stranger")
 
 
-def test_neighbour_that_serves_nothing_yet(nodes: Nodes) -> None:
+def test_neighbour_that_does_not_serve_yet(nodes: Nodes) -> None:
     anna, bert = nodes.join("anna"), nodes.join("bert")
     assert anna.ask("bert", "say/1", LONG, 100) is None
     assert not anna.alive("bert")
@@ -177,7 +177,7 @@ def test_no_answer_in_time(nodes: Nodes) -> None:
     assert anna.ask("bert", "never", 0.0, 100) is None
 
 
-def test_neighbour_closes_while_it_holds_questions(nodes: Nodes) -> None:
+def test_neighbour_closes_while_it_holds_requests(nodes: Nodes) -> None:
     desk = Desk()
     anna, bert = nodes.join("anna"), nodes.join("bert", desk)
     wait_for(lambda: anna.alive("bert"))
@@ -190,7 +190,7 @@ def test_neighbour_closes_while_it_holds_questions(nodes: Nodes) -> None:
         assert time.monotonic() - started < SOON
     for _, reply in desk.held:
         reply(b"too late")  # no error
-    wait_for(lambda: not anna.alive("bert"))  # the link's own end, which comes by another way than the answers
+    wait_for(lambda: not anna.alive("bert"))  # the end of the link is reported separately from the answers
 
 
 def test_closing_while_asking(nodes: Nodes) -> None:
@@ -216,7 +216,7 @@ def test_large_payloads_are_intact(nodes: Nodes, size: int) -> None:
         assert anna.ask("bert", key, LONG, size) == load
 
 
-def test_payload_above_the_limit_is_refused_and_not_fetched(nodes: Nodes) -> None:
+def test_payload_above_the_limit_is_rejected_and_not_fetched(nodes: Nodes) -> None:
     desk = Desk(load=bytes(50_000_000))
     anna, _ = nodes.join("anna"), nodes.join("bert", desk)
     wait_for(lambda: anna.alive("bert"))
@@ -224,14 +224,14 @@ def test_payload_above_the_limit_is_refused_and_not_fetched(nodes: Nodes) -> Non
     Path("/proc/self/clear_refs").write_text("5")
     with pytest.raises(RejectedMessage, match="too large"):
         anna.ask("bert", "load", LONG, 49_999_999)
-    assert desk.asked == ["load"]  # one question, so one piece at most
-    assert memory("VmHWM") - before < 4 * PIECE  # it is here three times: with its sender, on the way, with us
+    assert desk.asked == ["load"]  # one request, so at most one piece
+    assert memory("VmHWM") - before < 4 * PIECE  # there are three copies: at the sender, in flight, at the receiver
     with pytest.raises(RejectedMessage, match="too large"):
         anna.ask("bert", "say/four", LONG, 3)
     assert anna.ask("bert", "say/four", LONG, 4) == b"four"
 
 
-def test_many_questions_of_several_neighbours(nodes: Nodes) -> None:
+def test_many_requests_of_several_neighbours(nodes: Nodes) -> None:
     load = random.Random(1).randbytes(3 * PIECE)
     anna, bert = nodes.join("anna"), nodes.join("bert")
     carl = nodes.join("carl", Desk(load=load))
@@ -259,7 +259,7 @@ def test_slow_answers_to_one_neighbour_do_not_delay_another(nodes: Nodes) -> Non
     with ThreadPoolExecutor() as pool:
         slow = [pool.submit(anna.ask, "carl", "slow", LONG, 100) for _ in range(2)]
         assert begun.acquire(timeout=LONG)
-        for _ in range(5):  # the slow ones end after these, or never
+        for _ in range(5):  # the slow requests end after these, or never
             assert bert.ask("carl", "quick", SOON, 100) == b"done"
         go_on.set()
         assert [one.result() for one in slow] == [b"done"] * 2
@@ -298,7 +298,7 @@ def test_hub_cuts_and_heals() -> None:
     anna, bert, carl = (hub.join(name) for name in NODES)
     for one in (anna, bert, carl):
         one.serve(desk)
-    with pytest.raises(ValueError, match="anna is in the hub already"):
+    with pytest.raises(ValueError, match="anna is already in the hub"):
         hub.join("anna")
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(anna.ask, "bert", "held/1", LONG, 100)
@@ -315,7 +315,7 @@ def test_hub_cuts_and_heals() -> None:
         one.close()
 
 
-# What only real sockets and processes can show.
+# Tests that need real sockets and processes.
 
 CHILD = """
 import sys, time
@@ -341,7 +341,7 @@ for line in sys.stdin:
 
 
 class Child:
-    """A node in a process of its own: answers `word` and `load`, never `never`, and asks what it is told to."""
+    """A node in a separate process: it answers `word` and `load`, never `never`, and sends requests on command."""
 
     def __init__(self, network: ZenohNetwork, name: str, neighbour: str, word: str = "") -> None:
         where = (name, network.addresses[name], neighbour, network.addresses[neighbour], str(network.folder), word)
@@ -371,7 +371,7 @@ def test_neighbour_killed_is_noticed_and_found_again(network: ZenohNetwork) -> N
     killed = threading.Event()
 
     def longest(key: str) -> float:
-        """Ask again and again until the neighbour is gone; the longest that it took after the kill."""
+        """Ask repeatedly until the neighbour is gone; return the longest time that a request took after the kill."""
         most = 0.0
         while True:
             answer = anna.ask("bert", key, LONG, 100)
@@ -403,7 +403,7 @@ def test_hung_neighbour_is_noticed_and_comes_back(network: ZenohNetwork) -> None
     child = Child(network, "bert", "carl", "word")
     try:
         wait_for(lambda: carl.alive("bert"))
-        child.process.send_signal(signal.SIGSTOP)  # with nothing under way: the lease always ends the link
+        child.process.send_signal(signal.SIGSTOP)  # without data in flight, the lease always ends the link
         assert carl.ask("bert", "word", LONG, 100) is None
         wait_for(lambda: not carl.alive("bert"))
         child.process.send_signal(signal.SIGCONT)
@@ -414,7 +414,7 @@ def test_hung_neighbour_is_noticed_and_comes_back(network: ZenohNetwork) -> None
         carl.close()
 
 
-def test_hung_neighbour_holds_nobody_up_and_comes_back(network: ZenohNetwork) -> None:
+def test_hung_neighbour_does_not_delay_others_and_comes_back(network: ZenohNetwork) -> None:
     load = bytes(30_000_000)
     carl = network.join("carl")
     carl.serve(lambda key, reply: reply(load if key == "load" else b"hello"))
@@ -423,22 +423,22 @@ def test_hung_neighbour_holds_nobody_up_and_comes_back(network: ZenohNetwork) ->
     try:
         wait_for(lambda: anna.alive("carl") and carl.alive("bert"))
         child.tell("load")
-        child.process.send_signal(signal.SIGSTOP)  # most likely in the middle of it
+        child.process.send_signal(signal.SIGSTOP)  # most likely in the middle of the transfer
         for _ in range(10):
             started = time.monotonic()
             assert anna.ask("carl", "head", LONG, 100) == b"hello"
             assert time.monotonic() - started < 4  # a write that waits for bert takes five
-        # The lease ends it after 2.5 s; the question's own timeout, where the link hangs in the middle of a write.
+        # The lease ends the request after 2.5 s, or its own timeout if the link hangs in the middle of a write.
         assert carl.ask("bert", "word", 5.0, 100) is None
         child.process.send_signal(signal.SIGCONT)
-        wait_for(lambda: carl.ask("bert", "word", 2.0, 100) == b"word")  # a link that both gave up ends first
+        wait_for(lambda: carl.ask("bert", "word", 2.0, 100) == b"word")  # the old link ends first
     finally:
         child.kill()
         anna.close()
         carl.close()
 
 
-def test_reopen_admits_a_neighbour_and_takes_a_renewed_certificate(network: ZenohNetwork, tmp_path: Path) -> None:
+def test_reopen_admits_a_neighbour_and_loads_a_renewed_certificate(network: ZenohNetwork, tmp_path: Path) -> None:
     folder = network.folder
     assert folder is not None
     only_carl = {"carl": network.addresses["carl"]}
@@ -446,9 +446,9 @@ def test_reopen_admits_a_neighbour_and_takes_a_renewed_certificate(network: Zeno
     bert = network.join("bert")
     try:
         anna.serve(lambda key, reply: reply(b"anna"))
-        wait_for(lambda: bert.session.info.links())  # else there is nothing that she could refuse him
+        wait_for(lambda: bert.session.info.links())  # without a link there is nothing to reject
         assert bert.ask("anna", "word", LONG, 100) is None
-        assert not bert.alive("anna")  # not a neighbour of hers
+        assert not bert.alive("anna")  # anna has no neighbour bert yet
         issue(folder, "anna", hosts=["127.0.0.1"], out=tmp_path)
         renewed = Tls(folder / "ca.pem", tmp_path / "anna.pem", tmp_path / "anna.key")
         anna.reopen(network.neighbours("anna"), renewed)
@@ -459,7 +459,7 @@ def test_reopen_admits_a_neighbour_and_takes_a_renewed_certificate(network: Zeno
         bert.close()
 
 
-def test_a_neighbour_that_floods_loses_its_oldest_questions() -> None:
+def test_a_neighbour_that_floods_loses_its_oldest_requests() -> None:
     network, desk = ZenohNetwork(None), Desk()
     anna, bert = network.join("anna"), network.join("bert")
     try:
@@ -479,25 +479,25 @@ def test_a_neighbour_that_floods_loses_its_oldest_questions() -> None:
         bert.close()
 
 
-def test_mistakes_are_said_in_words(network: ZenohNetwork) -> None:
-    with pytest.raises(FedA2LError, match=r"'a/\*' cannot be the name"):
+def test_mistakes_are_explained(network: ZenohNetwork) -> None:
+    with pytest.raises(FedA2LError, match=r"'a/\*' is not a valid name"):
         ZenohTransport("a/*", "test", "127.0.0.1:0", {})
     anna = network.join("anna")
     try:
-        with pytest.raises(FedA2LError, match="anna cannot listen on"):
+        with pytest.raises(FedA2LError, match="node anna cannot listen there"):
             network.join("anna")
     finally:
         anna.close()
 
 
-def test_programs_that_end_by_an_error_end_with_their_own_code() -> None:
+def test_programs_that_end_with_an_error_keep_their_exit_code() -> None:
     program = """
 from feda2l.wire.zenoh_transport import ZenohTransport
 node = ZenohTransport("anna", "test", "127.0.0.1:0", {"bert": "127.0.0.1:1"})
 node.serve(lambda key, reply: None)
 raise SystemExit(7)
 """
-    # Several at a time: on a busy machine python used to end while a thread was inside zenoh, and one in four aborted.
+    # Several at a time: on a busy machine one in four used to abort, because Python ended while a thread was in zenoh.
     programs = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(8)]
     assert [one.wait(timeout=60) for one in programs] == [7] * 8
 

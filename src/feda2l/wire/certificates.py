@@ -1,7 +1,8 @@
-"""Who is who: a small certificate authority, a certificate for each node, and what they are checked for.
+"""Identities of nodes: a small certificate authority (CA), one certificate per node, and their verification.
 
-One Ed25519 key a node serves both the links (mutual TLS 1.3) and the signatures over its messages: zenoh's rustls takes
-such certificates. A name is the certificate's common name, which the access control of the links reads too.
+Each node has one Ed25519 key for its links (mutual TLS 1.3) and for the signatures of its messages; rustls in zenoh
+accepts such certificates. The name of a node is the common name of its certificate. The access rules of the links use
+the same name.
 """
 
 import ipaddress
@@ -30,19 +31,21 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from feda2l.errors import FedA2LError, RunFailed
 from feda2l.wire.rejected_message import RejectedMessage
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a file's name, a key's part and a common name alike
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # valid as a file name, as part of a key and as a common name
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 AUTHORITY = "ca"
 AUTHORITY_DAYS, NODE_DAYS, MOST_DAYS = 3650, 365, 36500
-SKEW = timedelta(hours=1)  # clocks differ: a new certificate is valid since an hour ago
+SKEW = timedelta(hours=1)  # clocks differ, so a new certificate is valid from one hour ago
 certificate_error = partial(FedA2LError, see="certificates")
 BOTH_SIDES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
-warnings.filterwarnings("ignore", category=CryptographyDeprecationWarning)  # strangers write no lines into our log
+warnings.filterwarnings(
+    "ignore", category=CryptographyDeprecationWarning
+)  # certificates of strangers must not write into the log
 
 
 class Identity:
-    """A node's name, with the key that proves it."""
+    """A node's name and the key that proves it."""
 
     def __init__(self, certificate: x509.Certificate, key: Ed25519PrivateKey) -> None:
         self.name = _common_name(certificate)
@@ -52,18 +55,18 @@ class Identity:
 
     @classmethod
     def load(cls, certificate: Path, key: Path, authority: "Authority | None" = None) -> "Identity":
-        """Read a node's files, or say what is wrong with them; with an authority also whether it issued them."""
+        """Read and check a node's files; with an authority, also check that it issued the certificate."""
         read = _certificates(certificate)[0]
         private = _private_key(key)
         if read.public_key() != private.public_key():
-            raise certificate_error(f"{key}: is not the key of {certificate}; each certificate belongs to one key")
+            raise certificate_error(f"{key}: is not the key of {certificate}; give the two files of one node")
         _demand_valid(read, certificate, "renew it with `feda2l certs issue NAME --renew`")
         if authority is not None:
             try:
                 authority.check(read.public_bytes(Encoding.DER))
             except RejectedMessage as error:
                 raise certificate_error(
-                    f"{certificate}: {authority.path} does not vouch for it ({error}); "
+                    f"{certificate}: was not issued by {authority.path} ({error}); "
                     "all nodes of a run need certificates of one CA"
                 ) from error
         return cls(read, private)
@@ -73,7 +76,7 @@ class Identity:
 
 
 class Authority:
-    """Those whose word we take for a name: the CA's certificate, or several while one takes over from another."""
+    """The trusted CA certificate, or several of them while one CA replaces another."""
 
     def __init__(self, certificates: Sequence[x509.Certificate], path: Path) -> None:
         self.certificates, self.path = tuple(certificates), path
@@ -84,24 +87,26 @@ class Authority:
         for certificate in certificates:
             if not _is_authority(certificate):
                 raise certificate_error(
-                    f"{path}: is not the certificate of a CA; `feda2l certs init` makes one, ca.pem"
+                    f"{path}: is not the certificate of a CA; `feda2l certs init` makes one (ca.pem)"
                 )
         valid = [certificate for certificate in certificates if not _when(certificate)]
         if not valid:
-            _demand_valid(certificates[0], path, "make a new CA and issue every node's certificate anew")
+            _demand_valid(certificates[0], path, "make a new CA and issue every node's certificate again")
         return cls(valid, path)
 
     def check(self, der: bytes) -> tuple[str, Ed25519PublicKey]:
-        """The name that a certificate gives its owner, and the owner's key; Refused when it is not to be believed.
+        """Verify a certificate and return its owner's name and public key.
 
-        The reasons: "certificate" (no certificate, or not one of a node), "authority" (nobody we believe signed it),
-        "certificate expired", "certificate not yet valid", "authority expired".
+        Raises:
+            Refused: with one of these reasons: "certificate" (unreadable, or not the certificate of a node),
+                "authority" (not signed by a trusted CA), "certificate expired", "certificate not yet valid",
+                "authority expired".
         """
         try:
             return self._verify(x509.load_der_x509_certificate(der))
         except RejectedMessage:
             raise
-        except Exception as error:  # whatever the parser makes of a stranger's bytes
+        except Exception as error:  # the parser can raise anything on a stranger's bytes
             raise RejectedMessage("certificate", "cannot be read") from error
 
     def _verify(self, certificate: x509.Certificate) -> tuple[str, Ed25519PublicKey]:
@@ -115,18 +120,18 @@ class Authority:
         name, key = _common_name(certificate), certificate.public_key()
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         if _is_authority(certificate) or not set(BOTH_SIDES) <= set(usages) or not NAME.fullmatch(name):
-            raise RejectedMessage("certificate", "not a node's")
+            raise RejectedMessage("certificate", "not the certificate of a node")
         if not isinstance(key, Ed25519PublicKey):
-            raise RejectedMessage("certificate", "its key is not Ed25519")
+            raise RejectedMessage("certificate", "the key is not Ed25519")
         return name, key
 
 
 def make_authority(folder: Path, *, days: int = AUTHORITY_DAYS) -> Path:
-    """Make a CA: `ca.pem` for every node, and `ca.key`, which stays where certificates are issued."""
+    """Make a CA: `ca.pem` for every node, and `ca.key`, which stays on the machine that issues certificates."""
     certificate, secret = _paths(folder, AUTHORITY)
     _demand_absent(certificate, secret)
     key = Ed25519PrivateKey.generate()
-    # the name tells two authorities apart, in words for a person and by their issuer for a verifier
+    # a random name distinguishes two authorities, for people and for a verifier that compares issuers
     name = f"FedA2L CA {os.urandom(4).hex()}"
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and CRLs
     built = (
@@ -151,25 +156,26 @@ def issue(
 ) -> Path:
     """Issue `NAME.pem` and `NAME.key` with the CA of a folder, for a node that others reach at these hosts.
 
-    To renew is to issue again for the same name and the same key, so the key may be elsewhere, on the node; hosts
-    that are not given stay as they were. The days count from `since`, else from now.
+    Renewing issues a certificate for the same name and the same key, so the key itself can stay on the node. Without
+    `hosts`, the renewed certificate keeps its hosts. The days count from `since`, otherwise from now.
     """
     if not NAME.fullmatch(name) or name == AUTHORITY:
         raise FedA2LError(
-            f'the name "{name}": letters, digits, ".", "_" and "-", at most 64, a letter or digit first, and not "ca"'
+            f'the name "{name}" is not valid: use up to 64 letters, digits, ".", "_" and "-", with a letter or digit '
+            'first; "ca" is reserved'
         )
     authority_path, authority_secret = _paths(folder, AUTHORITY)
     authority, authority_key = _certificates(authority_path)[0], _private_key(authority_secret)
     if authority.public_key() != authority_key.public_key():
         raise certificate_error(f"{authority_secret}: is not the key of {authority_path}")
-    _demand_valid(authority, authority_path, "make a new CA and issue every node's certificate anew")
+    _demand_valid(authority, authority_path, "make a new CA and issue every node's certificate again")
     certificate, secret = _paths(out or folder, name)
     key: Ed25519PrivateKey | None = None
     wanted = list(hosts)
     if renew:
         old = _certificates(certificate)[0]
         if _common_name(old) != name:
-            raise certificate_error(f"{certificate}: is the certificate of {_common_name(old)}, not of {name}")
+            raise certificate_error(f"{certificate}: belongs to {_common_name(old)}, not to {name}")
         public = old.public_key()
         wanted = wanted or _hosts(old)
     else:
@@ -177,10 +183,12 @@ def issue(
         key = Ed25519PrivateKey.generate()
         public = key.public_key()
     if not isinstance(public, Ed25519PublicKey):
-        raise certificate_error(f"{certificate}: its key is not Ed25519; delete it and issue a new one")
+        raise certificate_error(f"{certificate}: the key is not Ed25519; delete the file and issue a new one")
     start, end = _period(since, days)
-    end = min(end, authority.not_valid_after_utc)  # nobody outlives who vouches for them
-    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # signs, as TLS 1.3 wants
+    end = min(end, authority.not_valid_after_utc)  # no certificate is valid longer than its CA
+    usage = x509.KeyUsage(
+        True, False, False, False, False, False, False, False, False
+    )  # digital signature, as TLS 1.3 requires
     built = (
         _builder(name, authority.subject, public, start, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -195,7 +203,7 @@ def issue(
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What a certificate says, valid or not."""
+    """The facts in a certificate, whether it is valid or not."""
     certificate = _certificates(path)[0]
     return {
         "subject": _common_name(certificate),
@@ -212,7 +220,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def show(path: Path) -> str:
-    """A certificate for people: a line for each thing it says."""
+    """A certificate as text, one fact per line."""
     facts = describe(path)
     left = f", {facts['days_left']} days left" if facts["state"] == "valid" else ""
     lines = {
@@ -223,7 +231,7 @@ def show(path: Path) -> str:
         "key": facts["key"],
         "sha256": facts["fingerprint"],
     }
-    return "\n".join([str(path), *(f"  {what:<10} {said}" for what, said in lines.items())])
+    return "\n".join([str(path), *(f"  {label:<10} {text}" for label, text in lines.items())])
 
 
 def _builder(
@@ -243,7 +251,7 @@ def _builder(
 
 def _period(since: datetime | None, days: int) -> tuple[datetime, datetime]:
     if not 1 <= days <= MOST_DAYS:
-        raise FedA2LError(f"--days {days}: a certificate is valid for 1 to {MOST_DAYS} days")
+        raise FedA2LError(f"--days {days}: choose 1 to {MOST_DAYS} days")
     now = datetime.now(UTC)
     return since or now - SKEW, (since or now) + timedelta(days=days)
 
@@ -253,22 +261,20 @@ def _named(name: str) -> x509.Name:
 
 
 def _common_name(certificate: x509.Certificate) -> str:
-    """The one common name of a certificate's subject, "" if it is not one."""
+    """The common name of a certificate's subject; "" if there is none or more than one."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if len(names) == 1 else ""
 
 
 def _alternatives(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    """Where a node may be reached, each once: addresses as such, the rest as DNS names."""
+    """The hosts of a node without duplicates: IP addresses as such, the rest as DNS names."""
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys(hosts):
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             if not HOST.fullmatch(host):
-                raise FedA2LError(
-                    f'--host "{host}": is no host name and no IP address (it goes without a port)'
-                ) from None
+                raise FedA2LError(f'--host "{host}": is not a host name or an IP address; leave out the port') from None
             names.append(x509.DNSName(host))
     return names
 
@@ -291,13 +297,17 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):  # another issuer, another kind of signature, a wrong one
+    except (
+        ValueError,
+        TypeError,
+        InvalidSignature,
+    ):  # another issuer, another signature algorithm, or a wrong signature
         return False
     return True
 
 
 def _when(certificate: x509.Certificate) -> str:
-    """Why a certificate is not valid now; "" if it is."""
+    """Why a certificate is not valid now; "" if it is valid."""
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
         return "expired"
@@ -312,7 +322,7 @@ def _demand_valid(certificate: x509.Certificate, path: Path, remedy: str) -> Non
         case "not yet valid":
             start = certificate.not_valid_before_utc
             raise certificate_error(
-                f"{path}: the certificate is valid only from {start:%Y-%m-%d %H:%M} UTC on; is the clock right?"
+                f"{path}: the certificate is valid only from {start:%Y-%m-%d %H:%M} UTC on; check this machine's clock"
             )
 
 
@@ -324,7 +334,8 @@ def _demand_absent(*paths: Path) -> None:
     for path in paths:
         if os.path.lexists(path):
             raise certificate_error(
-                f"{path}: is there already and is not overwritten; `certs issue --renew` renews a node's"
+                f"{path}: already exists and is not overwritten; to renew a node's certificate: "
+                "`feda2l certs issue NAME --renew`"
             )
 
 
@@ -333,10 +344,12 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise certificate_error(
-            f"{path}: there is no such file; `feda2l certs init` and `certs issue` make them"
+            f"{path}: no such file; `feda2l certs init` and `feda2l certs issue` make these files"
         ) from error
     except OSError as error:
-        raise certificate_error(f"{path}: cannot be read: {error.strerror}; who runs the node must own it") from error
+        raise certificate_error(
+            f"{path}: cannot be read: {error.strerror}; the user of the node must own it"
+        ) from error
 
 
 def _certificates(path: Path) -> list[x509.Certificate]:
@@ -350,7 +363,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(_read(path), None)
     except TypeError as error:
-        raise certificate_error(f"{path}: the key is encrypted; a node needs it without a password") from error
+        raise certificate_error(f"{path}: the key is encrypted; give a key without a password") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise certificate_error(f"{path}: is not a private key in PEM") from error
     if not isinstance(key, Ed25519PrivateKey):
@@ -359,7 +372,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _write_pair(certificate: Path, built: x509.Certificate, secret: Path, key: Ed25519PrivateKey | None) -> None:
-    """Write a new key, if there is one, and the certificate: both or neither, and never half a file in sight."""
+    """Write the certificate and, if given, a new key: both or neither, and never a partial file."""
     files = {certificate: (built.public_bytes(Encoding.PEM), 0o644)}
     if key:
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,4 +1,4 @@
-"""What a node has published: its last two messages, and the questions that wait for the next."""
+"""The messages that a node published last, and the requests that wait for the next one."""
 
 import threading
 from collections import deque
@@ -10,7 +10,7 @@ NEWEST = "head/newest"
 
 
 class Message(NamedTuple):
-    """One exchange's message: a sealed head, and what it is the head of."""
+    """The message of one exchange: a sealed head and the payload that it describes."""
 
     round: int
     step: int
@@ -23,20 +23,20 @@ class Message(NamedTuple):
 
 
 class Mailbox:
-    """Answers neighbours from what was published; a question for a coming message is held until it is there.
+    """Answers the requests of neighbours; a request for a future message waits until the node publishes it.
 
-    Two messages are enough for whoever keeps the pace: a node publishes the next one only after it heard all, so when
-    it publishes the one after that, all have taken the first. Who asks for an older one is told the newest head, and
-    sees that the network went on without it.
+    Two messages are enough for neighbours that keep up. A node publishes the next message only after it received all
+    messages of the exchange. So when it publishes the one after that, all neighbours have fetched the first. A
+    neighbour that asks for an older message gets the newest head and learns that the network went on without it.
     """
 
     def __init__(self, kept: int = 2) -> None:
-        self._messages: deque[Message] = deque(maxlen=kept)  # more where some only hear us and may be far behind
+        self._messages: deque[Message] = deque(maxlen=kept)  # more if some nodes only receive and may lag
         self._held: list[tuple[tuple[int, int], Reply]] = []
         self._lock = threading.Lock()
 
     def make_room(self) -> bytearray | None:
-        """Let the older of two messages go before the next is made; its memory, which somebody may still read."""
+        """Drop the older of two messages before the next is made, and return its memory, which may still be read."""
         with self._lock:
             return self._messages.popleft().load if len(self._messages) == self._messages.maxlen else None
 

@@ -1,4 +1,4 @@
-"""A network inside one process: the twin of the real one, for tests."""
+"""A network inside one process that behaves like the real one, for tests."""
 
 import logging
 import threading
@@ -12,23 +12,23 @@ log = logging.getLogger(__name__)
 
 
 class Hub:
-    """Where the nodes of a test meet. Links can be cut and healed; a node that leaves may join again."""
+    """Connects the nodes of a test. Links can be cut and restored; a node that left can join again."""
 
     def __init__(self) -> None:
         self.members: dict[str, MemoryTransport] = {}
         self.cuts: set[frozenset[str]] = set()
-        self.questions: list[_MemoryRequest] = []  # open ones: a cut or a leave ends those it touches
+        self.questions: list[_MemoryRequest] = []  # open requests; a cut link or a leaving node ends its own
         self.lock = threading.Lock()
 
     def join(self, name: str) -> "MemoryTransport":
         with self.lock:
             if name in self.members:
-                raise ValueError(f"{name} is in the hub already")
+                raise ValueError(f"{name} is already in the hub")
             self.members[name] = MemoryTransport(self, name)
             return self.members[name]
 
     def cut(self, one: str, other: str) -> None:
-        """Neither reaches the other until `heal`; questions between them end as "nothing"."""
+        """Cut the link in both directions until `heal`; open requests on it end without an answer."""
         with self.lock:
             self.cuts.add(frozenset((one, other)))
         self.end(lambda question: {question.asker, question.asked} == {one, other})
@@ -63,7 +63,7 @@ class MemoryTransport:
         self.answer: RequestHandler | None = None
         self.workers: dict[
             str, SimpleQueue[_MemoryRequest | None]
-        ] = {}  # one thread for each asker, as in the real one
+        ] = {}  # one thread per asking node, as in ZenohTransport
         self.closed = False
 
     def serve(self, answer: RequestHandler) -> None:
@@ -80,7 +80,7 @@ class MemoryTransport:
             self.hub.questions.append(question)
         try:
             asked.take(question)
-            if self.hub.reach(self.name, neighbour) is not asked:  # cut or gone since we looked
+            if self.hub.reach(self.name, neighbour) is not asked:  # the link was cut or the node left in between
                 return None
             question.answered.wait(timeout)
         finally:
@@ -127,7 +127,7 @@ class MemoryTransport:
 
 
 class _MemoryRequest:
-    """A question and, once it came, its answer."""
+    """A request and, when it has arrived, its answer."""
 
     def __init__(self, asker: str, asked: str, key: str) -> None:
         self.asker, self.asked, self.key = asker, asked, key
@@ -136,7 +136,7 @@ class _MemoryRequest:
         self.lock = threading.Lock()
 
     def reply(self, payload: Payload | None) -> None:
-        with self.lock:  # two threads may race: the first one's answer stands
+        with self.lock:  # two threads may answer: the first answer counts
             if not self.answered.is_set():
                 self.payload = payload
                 self.answered.set()

@@ -1,10 +1,11 @@
-"""The head of a message: who says what of which round, in a few signed bytes that come before the payload.
+"""The head of a message: a few signed bytes before the payload that name the sender, the round and the payload.
 
     sealed = lengths (3 x uint16, big-endian) | head (JSON) | certificate (DER) | signature
     signature = Ed25519("feda2l head 1" | 0 | head)
 
-The head has one spelling: keys in the order below, no spaces, ASCII. The receiver spells what it read again and
-compares, so whatever JSON lets two readers understand differently (keys twice, 1.0 for 1, escapes) is refused.
+A head has exactly one valid encoding: keys in the order below, no spaces, ASCII. The receiver encodes what it read
+and compares the bytes. So it rejects everything that JSON readers may understand differently: duplicate keys, 1.0
+for 1, escapes.
 """
 
 import json
@@ -22,14 +23,14 @@ from feda2l.wire.rejected_message import RejectedMessage
 PROTOCOL = 1
 HEAD_LIMIT = 8192  # bytes of a sealed head
 LENGTHS = struct.Struct(">HHH")
-TAG = b"feda2l head 1\0"  # what this key signs here cannot be taken for a signature of anything else
+TAG = b"feda2l head 1\0"  # a signature with this tag is not valid for anything else
 PATTERNS = {
     "run": NAME,
     "sender": NAME,
     "model": re.compile(r"[0-9a-f]{64}"),
     "digest": re.compile(r"([0-9a-f]{64})?"),
 }
-# the largest value of each count: far beyond use, and no sum of them leaves what a float holds exactly
+# The largest value of each count: far more than any run needs, and every sum of them is exact in a float.
 MOST = {
     "protocol": 2**16,
     "round": 2**31,
@@ -44,56 +45,60 @@ MOST = {
 
 @dataclass(frozen=True)
 class Head:
-    """What a message is: of which run, round and exchange, from whom, and what its payload must be."""
+    """Describes a message: its run, round, exchange and sender, and what its payload must be."""
 
     protocol: int
     run: str
     round: int
-    step: int  # exchanges within the round, from 0
+    step: int  # the exchange within the round, from 0
     sender: str
-    model: str  # the fingerprint of model and algorithm: of the payload's template
-    digest: str  # of the payload; "" if there is none
+    model: str  # the fingerprint of the payload's template, which covers model and algorithm
+    digest: str  # of the payload; "" without a payload
     size: int  # bytes of the payload
-    samples: int  # of the sender's shard
+    samples: int  # training samples of the sender
     steps: int  # local steps of the round
-    degree: int  # neighbours it hears
-    receivers: int  # neighbours that hear it
+    degree: int  # neighbours from which the sender receives
+    receivers: int  # neighbours that receive from the sender
 
     def __post_init__(self) -> None:
         if wrong := _wrong(asdict(self)):
-            raise ValueError(f"a head's {wrong} cannot be {getattr(self, wrong)!r}")
+            raise ValueError(f"{wrong} of a head cannot be {getattr(self, wrong)!r}")
 
     def expect(self, *, run: str, round: int, step: int, sender: str, model: str) -> None:
-        """Refuse what was not asked for: of another run, sender or model, or older than the question ("replay").
+        """Reject a head that was not requested: another run, sender or model, or an older round ("replay").
 
-        A newer round is no fault: whoever lags is told so.
+        A newer round is allowed: it tells a node that lags how far the network is.
         """
         for field, wanted in (("run", run), ("sender", sender), ("model", model)):
             if getattr(self, field) != wanted:
-                raise RejectedMessage(field, "the head is of another one")
+                raise RejectedMessage(field, f"the head belongs to another {field}")
         if (self.round, self.step) < (round, step):
-            raise RejectedMessage("replay", f"round {self.round}.{self.step} for {round}.{step}")
+            raise RejectedMessage("replay", f"round {self.round}.{self.step} instead of {round}.{step}")
 
 
 FIELDS = tuple(field.name for field in fields(Head))
 
 
 def seal(head: Head, identity: Identity | None) -> bytes:
-    """The head with its sender's certificate and signature; with no identity, unsigned."""
+    """The head with the certificate and the signature of its sender; unsigned without an identity."""
     text = _text(head)
     certificate, signature = (identity.certificate, identity.sign(TAG + text)) if identity else (b"", b"")
     sealed = LENGTHS.pack(len(text), len(certificate), len(signature)) + text + certificate + signature
     if len(sealed) > HEAD_LIMIT:
-        raise ValueError(f"a sealed head of {len(sealed)} bytes: the certificate names too many hosts")
+        raise ValueError(
+            f"the sealed head has {len(sealed)} bytes and at most {HEAD_LIMIT} are allowed: the certificate names too "
+            "many hosts"
+        )
     return sealed
 
 
 def unseal(data: bytes | bytearray | memoryview, authority: Authority | None) -> Head:
-    """The head that somebody sealed, or Refused; with no authority only the unsigned are taken.
+    """Read and verify a sealed head. Without an authority, only unsigned heads are accepted.
 
-    The reasons, in the order of the checks: "head too large", "head" (cannot be read), "protocol", "field" (one is
-    missing, unknown, of a wrong type or out of range), "unsigned" or "signed", those of `Authority.check`, "sender"
-    (the certificate is another node's), "signature".
+    Raises:
+        Refused: with one of these reasons, in the order of the checks: "head too large", "head" (unreadable),
+            "protocol", "field" (missing, unknown, of a wrong type or out of range), "unsigned" or "signed", the
+            reasons of `Authority.check`, "sender" (the certificate belongs to another node), "signature".
     """
     data = memoryview(data).cast("B")
     if len(data) > HEAD_LIMIT:
@@ -108,7 +113,7 @@ def unseal(data: bytes | bytearray | memoryview, authority: Authority | None) ->
         raise RejectedMessage("unsigned")
     name, key = authority.check(certificate)
     if name != head.sender:
-        raise RejectedMessage("sender", f"the certificate is of {name}")
+        raise RejectedMessage("sender", f"the certificate belongs to {name}")
     try:
         key.verify(signature, TAG + text)
     except InvalidSignature as error:
@@ -131,27 +136,27 @@ def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _head(text: bytes) -> Head:
-    if b"[" in text or text.count(b"{") != 1:  # a head is flat; a deep one would exhaust the parser's stack
+    if b"[" in text or text.count(b"{") != 1:  # a nested head would exhaust the stack of the parser
         raise RejectedMessage("head", "not a flat object")
     try:
         values = json.loads(text.decode("ascii"))
-    except ValueError as error:  # no ASCII, no JSON, or a number of thousands of digits
+    except ValueError as error:  # not ASCII, not JSON, or a number with thousands of digits
         raise RejectedMessage("head", "not JSON") from error
     if not isinstance(values, dict):
         raise RejectedMessage("head", "not a flat object")
     protocol = values.get("protocol")
-    if type(protocol) is int and protocol != PROTOCOL:  # before the fields: another version may have others
+    if type(protocol) is int and protocol != PROTOCOL:  # checked before the fields, which may differ in another version
         raise RejectedMessage("protocol", f"not {PROTOCOL}")
     if wrong := _wrong(values):
         raise RejectedMessage("field", wrong)
     head = Head(**values)
     if _text(head) != text:
-        raise RejectedMessage("head", "not in its one spelling")
+        raise RejectedMessage("head", "not in its canonical encoding")
     return head
 
 
 def _wrong(values: dict[str, Any]) -> str:
-    """The field that is missing, of a wrong type or out of range; "" if all are well."""
+    """The first field that is missing, of a wrong type or out of range; "" if all fields are valid."""
     if tuple(values) != FIELDS:
         return "fields"
     checks = chain(

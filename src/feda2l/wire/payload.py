@@ -1,11 +1,11 @@
-"""The tensors of a message as bytes, and back: safetensors, one pass each, and nothing taken on trust.
+"""Convert the tensors of a message to bytes and back, in the safetensors format, with one pass over the values.
 
-A payload is 8 bytes of header length, a JSON header, and the values one after the other:
+A payload has 8 bytes of header length, a JSON header, and the values of all tensors:
 
     payload = length (uint64, little-endian) | header | values
 
-It is byte for byte what `safetensors` writes. Both sides have the same model, so the receiver knows every byte but the
-values beforehand: it parses nothing, it compares.
+`safetensors` writes the same bytes. Both sides have the same model, so the receiver knows every byte except the values
+in advance. It does not parse the header of a payload; it compares it.
 """
 
 import hashlib
@@ -24,18 +24,23 @@ from feda2l.wire.rejected_message import RejectedMessage
 
 Payload = bytes | bytearray | memoryview
 
-DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as they lie
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}  # in the order of the payload
 ALIGNMENT = 8  # bytes; the header is padded with spaces to a multiple of it
 VARIANCES = "running_var"
 PIECE = 1 << 20  # values
 
-with warnings.catch_warnings():  # torch says once that it can write to read-only bytes; nobody here does
+with warnings.catch_warnings():  # torch warns once that read-only bytes could be written to; this module only reads
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 class TensorPlace(NamedTuple):
-    """What a tensor is, and where its values lie in the payload: bytes [start, stop)."""
+    """The dtype and shape of a tensor, and the position of its values in the payload: bytes [start, stop)."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -44,10 +49,10 @@ class TensorPlace(NamedTuple):
 
 
 class Template:
-    """What every message of a run looks like, known from a node's own: names, dtypes, shapes, and so the size.
+    """The layout of every message of a run: names, dtypes and shapes, and so the size. A node knows it from its model.
 
-    `limit` is the exact size of a payload in bytes; `fingerprint` is the sha256 of `head`, its first bytes, and of what
-    else neighbours must agree on (`about`), which they compare before the first round.
+    `limit` is the exact size of a payload in bytes. `fingerprint` is the sha256 of `head`, the first bytes, and of
+    `about`, other facts on which neighbours must agree. Neighbours compare it before the first round.
 
     >>> template = Template({"weight": (torch.float32, (2, 3))})
     >>> template.limit - len(template.head)
@@ -56,10 +61,10 @@ class Template:
 
     def __init__(self, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], about: str = "") -> None:
         if odd := [f"{name} ({dtype})" for name, (dtype, _) in tensors.items() if dtype not in DTYPES]:
-            raise ValueError(f"only floating-point tensors travel, not {', '.join(odd)}")
+            raise ValueError(f"a message holds only floating-point tensors, not {', '.join(odd)}")
         ranks = list(DTYPES)
         entries, places, end = {}, {}, 0
-        # wide values first, so that all lie aligned; then by name
+        # wide values first, so that all values are aligned; then by name
         for name in sorted(tensors, key=lambda name: (ranks.index(tensors[name][0]), name.encode())):
             dtype, shape = tensors[name]
             start, end = end, end + math.prod(shape) * dtype.itemsize
@@ -75,7 +80,7 @@ class Template:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], wire: torch.dtype = torch.float32, about: str = "") -> "Template":
-        """The template of these tensors; float32 values travel as `wire`, others (a push-sum mass) as they are."""
+        """The template of these tensors; float32 values are sent as `wire`, others (a push-sum mass) unchanged."""
         shapes = {
             name: (wire if tensor.dtype == torch.float32 else tensor.dtype, tuple(tensor.shape))
             for name, tensor in tensors.items()
@@ -83,7 +88,7 @@ class Template:
         return cls(shapes, about)
 
     def views(self, payload: Payload) -> dict[str, Tensor]:
-        """The tensors of a payload of the right size, as views of its bytes."""
+        """The tensors of a payload of the correct size, as views of its bytes."""
         values = torch.frombuffer(payload, dtype=torch.uint8)
         return {
             name: values[place.start : place.stop].view(place.dtype).view(place.shape)
@@ -92,10 +97,10 @@ class Template:
 
 
 def pack(tensors: Mapping[str, Tensor], template: Template | None = None, into: bytearray | None = None) -> bytearray:
-    """The payload of these tensors: the same bytes for the same values; converting and copying is one pass.
+    """The payload of these tensors: the same bytes for the same values, converted and copied in one pass.
 
-    `into` is an old payload, written over unless somebody still reads it: to fault in fresh memory takes three times
-    as long as the copy.
+    `into` is an old payload whose memory is reused unless it is still being read. The page faults of new memory take
+    three times as long as the copy.
     """
     template = template or Template.of(tensors)
     if tensors.keys() != template.places.keys():
@@ -104,13 +109,13 @@ def pack(tensors: Mapping[str, Tensor], template: Template | None = None, into: 
     payload[: len(template.head)] = template.head
     for name, view in template.views(payload).items():
         if view.shape != tensors[name].shape:  # copy_ would broadcast
-            raise ValueError(f"{name} is {list(tensors[name].shape)}, the template says {list(view.shape)}")
+            raise ValueError(f"{name} has shape {list(tensors[name].shape)}, the template has {list(view.shape)}")
         view.copy_(tensors[name])
     return payload
 
 
 def _is_free(payload: bytearray, size: int) -> bool:
-    """Is it of this size, and does nobody hold a view of it? Python lets no one resize what is viewed."""
+    """Does it have this size and no view? Python does not allow a bytearray with views to be resized."""
     try:
         payload.append(0)
     except BufferError:
@@ -120,26 +125,33 @@ def _is_free(payload: bytearray, size: int) -> bool:
 
 
 def digest(payload: Payload) -> str:
-    """BLAKE3, hexadecimal: 45 MB in 9 ms where sha256 takes 25, and more on processors without its instructions."""
+    """BLAKE3 in hexadecimal. It takes 9 ms for 45 MB; sha256 takes 25 ms, and more without CPU instructions for it."""
     return blake3(payload).hexdigest()
 
 
 def unpack(
     payload: Payload, template: Template, promised: str | None = None, most: float = math.inf
 ) -> dict[str, Tensor]:
-    """The tensors of a payload from outside, as they are on the wire: views of its bytes, only to be read.
+    """Check a received payload and return its tensors as read-only views of its bytes.
 
-    Refused is what differs from the template in size ("size"), from the digest that its head promised ("digest"), or
-    from the template in any byte of name, dtype, shape or offset ("layout"), a value that is infinite or no number
-    ("not finite"), a variance below 0 ("negative variance"), and what is larger than `most` in norm ("norm").
+    Args:
+        payload: The received bytes.
+        template: The layout that the payload must have.
+        promised: The digest in the signed head; None skips this check.
+        most: The largest accepted norm.
+
+    Raises:
+        Refused: with one of these reasons: "size" (differs from the template), "digest" (differs from the head),
+            "layout" (a name, dtype, shape or offset differs), "not finite" (a value is infinite or NaN), "negative
+            variance", or "norm" (the norm is larger than `most`).
     """
     payload = memoryview(payload).cast("B")
     if payload.nbytes != template.limit:
         raise RejectedMessage("size", f"{payload.nbytes} bytes instead of {template.limit}")
     if promised is not None and digest(payload) != promised:
-        raise RejectedMessage("digest", "not the bytes that were signed")
+        raise RejectedMessage("digest", "the bytes differ from the signed digest")
     if payload[: len(template.head)] != template.head:
-        raise RejectedMessage("layout", "names, dtypes or shapes are not those of our model")
+        raise RejectedMessage("layout", "names, dtypes or shapes differ from this node's model")
     tensors = template.views(payload)
     if (size := math.hypot(*(_checked_norm(name, tensor) for name, tensor in tensors.items()))) > most:
         raise RejectedMessage("norm", f"{size:.3g} is more than {most:.3g}")
@@ -156,16 +168,17 @@ def _checked_norm(name: str, tensor: Tensor) -> float:
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
-    """||x|| over all values of all tensors, to two digits or better; not finite when one of them is not."""
+    """||x|| over all values of all tensors, correct to at least two digits; non-finite if any value is non-finite."""
     return math.hypot(*map(_norm, tensors.values()))
 
 
 def _norm(tensor: Tensor) -> float:
-    """||x||, finite if and only if every value is.
+    """||x||, finite if and only if every value is finite.
 
-    A sum of squares is finite only if every value is, and costs a fraction of `isfinite`. It may overflow although
-    every value is finite; then it is taken again in float64, where squares of smaller floats cannot overflow, and
-    where those of float64 do, max |x| stands for it: both in pieces, for they may copy what they are given.
+    A sum of squares is finite only if every value is finite, and it is much faster than `isfinite`. It can overflow
+    although every value is finite. Then it is computed again in float64, where squares of smaller floats cannot
+    overflow. Where squares of float64 values overflow, max |x| replaces the norm. Both work in pieces because torch
+    may copy its input.
     """
     size = float(torch.linalg.vector_norm(tensor))
     if math.isfinite(size):

@@ -1,11 +1,11 @@
-"""What a node says of a message or a peer that it does not trust."""
+"""The error for a message or a peer that a node rejects."""
 
 
 class RejectedMessage(Exception):
-    """Bytes from outside that are not taken. Not a user's mistake: it is counted, attributed, and the run goes on.
+    """Received bytes that a node rejects. This is not a user's mistake: it is counted per sender and the run continues.
 
-    `reason` is one of a few short, fixed phrases, fit to label a counter; `detail` says more for the log and never
-    holds what the sender wrote.
+    `reason` is one of a few short, fixed phrases that can label a counter. `detail` explains more in the log. It never
+    contains text that the sender wrote.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:

@@ -1,21 +1,21 @@
-"""What a node needs of a network: to be asked by its neighbours, and to ask them."""
+"""The interface between a node and a network: answer the requests of neighbours, and send requests to them."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 Payload = bytes | bytearray | memoryview
-"""Bytes on their way. What `ask` returns may be a view: it stays valid as long as it is referred to."""
+"""The bytes of a message. `ask` may return a view, which stays valid as long as it is referenced."""
 
 Reply = Callable[[Payload | None], None]
-"""Gives the answer to one question, None for "nothing". It never waits for the network, works from any thread,
-and only the first call counts; a question whose `Reply` is lost without a call stays open until it times out."""
+"""Gives the answer to one request; None means that there is no answer. It never waits for the network and works from
+any thread. Only the first call counts. A request whose `Reply` is never called stays open until its timeout."""
 
 RequestHandler = Callable[[str, Reply], None]
-"""Called with the key of a question and its `Reply`, which may be kept and called later (a *held* question).
+"""Called with the key of a request and its `Reply`, which may be stored and called later (a *held* request).
 
-It runs in the transport's threads, one at a time for each neighbour, several for several neighbours. A large payload is
-fetched in pieces and this is called again for every piece: a key must have the same bytes every time, and handing
-them out must be cheap. An exception is logged and counts as "nothing".
+It runs in threads of the transport, one thread per neighbour. The neighbour fetches a large payload in pieces, and
+every piece is a call. So a key must give the same bytes every time, and the call must be cheap. An exception is logged
+and counts as no answer.
 """
 
 
@@ -23,21 +23,21 @@ class Transport(Protocol):
     """The links of one node to its neighbours. Keys are `head/ROUND/STEP` and `load/ROUND/STEP`."""
 
     def serve(self, answer: RequestHandler) -> None:
-        """Answer the neighbours' questions from now on. Questions that came before found nothing."""
+        """Answer the requests of neighbours from now on. Earlier requests got no answer."""
 
     def ask(
         self, neighbour: str, key: str, timeout: float, limit: int, into: memoryview | None = None
     ) -> Payload | None:
-        """The neighbour's answer; None if it is absent, has nothing or is not done within `timeout` seconds.
+        """The neighbour's answer; None if it is absent, has no answer or needs more than `timeout` seconds.
 
-        `into` is memory of `limit` bytes that a large answer may be put in: fresh memory takes longer than the copy.
+        `into` is memory of `limit` bytes for a large answer, because new memory takes longer than the copy.
 
-        Raises `RejectedMessage` for an answer of more than `limit` bytes (before it is fetched) or a malformed one.
-        Any number of threads may ask at the same time.
+        Raises `RejectedMessage` for an answer of more than `limit` bytes (before it is fetched) and for a malformed one.
+        Any number of threads may call this at the same time.
         """
 
     def alive(self, neighbour: str) -> bool:
-        """Whether the neighbour can be reached now and serves."""
+        """Whether the neighbour is reachable now and answers requests."""
 
     def close(self) -> None:
-        """Leave: held questions end as "nothing", here and at those who wait for us. Closing twice is harmless."""
+        """Leave the network: held requests end without an answer on both sides. Closing twice is harmless."""

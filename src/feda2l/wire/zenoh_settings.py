@@ -1,4 +1,4 @@
-"""How a node's zenoh session is set up: whom it connects to, TLS both ways, and who may ask and answer what."""
+"""The zenoh configuration of a node: connections, mutual TLS, and access rules for requests and answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from typing import Any
 from feda2l.errors import FedA2LError
 from feda2l.wire.certificates import NAME
 
-PIECE = 4 << 20  # bytes fetched with one question
+PIECE = 4 << 20  # bytes fetched with one request
 
 
 @dataclass(frozen=True)
 class Tls:
-    """The files a node proves itself with, and knows others by (PEM)."""
+    """The PEM files with which a node proves its identity and verifies others."""
 
     ca: Path
     certificate: Path
@@ -24,36 +24,39 @@ def session_settings(
     name: str, run: str, listen: str, neighbours: Mapping[str, str | None], tls: Tls | None
 ) -> dict[str, Any]:
     """The zenoh configuration of a node."""
-    for word in (name, run, *neighbours):  # each is one part of a key: no "/", no wildcards
+    for word in (name, run, *neighbours):  # each becomes one part of a key: no "/", no wildcards
         if not NAME.fullmatch(word):
             raise FedA2LError(
-                f"{word!r} cannot be the name of a node or run: use up to 64 letters, digits, '.', '_', '-'"
+                f"{word!r} is not a valid name of a node or run: use up to 64 letters, digits, '.', '_' and '-', "
+                "with a letter or digit first"
             )
     scheme = "tls" if tls else "tcp"
     settings: dict[str, Any] = {
-        "mode": "peer",  # peers pass nothing on: what arrives comes from the neighbour itself
-        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},  # only those we were told of
+        "mode": "peer",  # peers forward nothing: every message comes from the neighbour itself
+        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},  # only configured neighbours
         "listen": {"endpoints": [f"{scheme}/{listen}"], "timeout_ms": 0, "exit_on_failure": True},
         "connect": {
-            # Both sides connect, so either may be behind a firewall; for a pair of nodes zenoh makes of it one
-            # transport. It goes on trying for ever, also after a link was lost.
+            # Both sides connect, so either one may be behind a firewall. zenoh merges the two connections of a pair
+            # into one transport. It retries forever, also after a link was lost.
             "endpoints": [f"{scheme}/{address}" for address in neighbours.values() if address],
             "timeout_ms": -1,
             "exit_on_failure": False,
             "retry": {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 2},
         },
-        "open": {"return_conditions": {"connect_scouted": False, "declares": False}},  # do not wait for anybody
+        "open": {
+            "return_conditions": {"connect_scouted": False, "declares": False}
+        },  # open without waiting for any neighbour
         "transport": {
             "unicast": {
-                # Not 1. A transport is found by the id its peer claims, and its access rules are chosen once, by its
-                # first link: with 1, any holder of a certificate can add a link under a neighbour's id and inherit
-                # his rights. With more, another link must prove to be of the same process.
+                # Not 1. zenoh finds a transport by the id that its peer claims, and its first link determines the
+                # access rules. With 1, every owner of a certificate could add a link under a neighbour's id and get
+                # its rights. With more, a further link must prove that it belongs to the same process.
                 "max_links": 2,
             },
             "link": {
                 "protocols": [scheme],
-                "tx": {"lease": 2500, "keep_alive": 4},  # a neighbour silent for 2.5 s is gone
-                "rx": {"max_message_size": PIECE + (1 << 16)},  # whatever a neighbour sends, zenoh holds no more
+                "tx": {"lease": 2500, "keep_alive": 4},  # a neighbour that is silent for 2.5 s is disconnected
+                "rx": {"max_message_size": PIECE + (1 << 16)},  # the most memory that a neighbour's message can take
             },
             "shared_memory": {"enabled": False},
         },
@@ -74,7 +77,7 @@ def session_settings(
 
 
 def access_rules(name: str, run: str, neighbours: list[str]) -> dict[str, Any]:
-    """Nothing is allowed but this: each neighbour asks us in its own name and answers in its own name."""
+    """Allow only this: each neighbour sends requests and answers under its own name."""
     ours = f"feda2l/{run}/{name}"
     rules: list[dict[str, Any]] = []
     policies: list[dict[str, Any]] = []

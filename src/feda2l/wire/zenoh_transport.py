@@ -1,22 +1,22 @@
-"""Nodes that talk over zenoh: pull, mutual TLS, access control by certificate name.
+"""The network between nodes over zenoh: pull requests, mutual TLS, access control by certificate name.
 
-A question is a zenoh query on `feda2l/RUN/ASKED/ASKER/KEY`, so that who may ask whom, and who may answer as whom, can
-be written as access rules for the common names of certificates. Large answers are fetched in pieces.
+A request is a zenoh query on `feda2l/RUN/ASKED/ASKER/KEY`. So access rules for the common names of certificates can
+state who may ask whom and who may answer under which name. Large answers are fetched in pieces.
 
-What zenoh 1.10 does, found by trying:
-- A `Query` may be kept and answered from any thread, at any time. The asker's question ends with `query.drop()` (or at
-  its timeout), not when `reply` returns. One that is never dropped hangs at the asker.
-- Nobody tells the answering side that the asker gave up or died: replies to it vanish without an error.
-- Copies: `ZBytes(x)` copies what it is given (bytes, bytearray or str, no memoryview), `to_bytes` copies once more, and
-  until the reply is let go its fragments are held too. Replies of 45 MB in one go take 4.7 models of memory at a node
-  that answers and asks two neighbours, in pieces of 1 MB 1.3, and the pieces travel as fast.
-- A neighbour that hangs while much is written to it is not always given up at its lease (one time in seven, on a busy
-  machine): it seems to be there, and a question to it ends at its own timeout. So nobody asks without one.
-- A reply takes over the question's priority and congestion control, and both are reliable; a question's default is to
-  block when congested, which is what we want and say.
-- A message is cut into batches of 48 KB (TLS). Larger receive or socket buffers, longer queues or no priorities made no
-  difference beyond the noise. Shared memory halves the time between processes of one machine, but goes past TLS and
-  counts as memory of every node: it is off.
+Behaviour of zenoh 1.10, found by experiments:
+- A `Query` can be stored and answered from any thread at any time. The request ends with `query.drop()` or at its
+  timeout, not when `reply` returns. A query that is never dropped blocks the asking node.
+- The answering side is not told that the asking node gave up or died. Replies to it disappear without an error.
+- `ZBytes(x)` copies its argument (bytes, bytearray or str, not memoryview) and `to_bytes` copies again. The fragments
+  of a reply also stay in memory until the reply is freed. A node that answers and asks two neighbours needs 4.7 models
+  of memory for replies of 45 MB in one piece, and 1.3 for pieces of 1 MB. The pieces are as fast.
+- A neighbour that hangs during a large write is not always disconnected at its lease (in one of seven trials on a busy
+  machine). It looks alive, and a request to it ends at its timeout. So every request has a timeout.
+- A reply inherits the priority and the congestion control of its request, and both are reliable. By default a request
+  blocks under congestion. This is what we need, and it is set explicitly.
+- A message is sent in batches of 48 KB (TLS). Larger receive or socket buffers, longer queues or no priorities made no
+  difference beyond the noise. Shared memory halves the time between processes on one machine. But it bypasses TLS and
+  counts as memory of every node, so it is off.
 """
 
 import atexit
@@ -43,16 +43,16 @@ from feda2l.wire.zenoh_settings import PIECE, Tls, session_settings
 
 log = logging.getLogger(__name__)
 
-AHEAD = 2  # pieces on their way at a time: 80 MB/s when a question takes 0.1 s there and back
-OPEN = 64  # questions of one neighbour that may be open here; beyond, its oldest one ends as "nothing"
+AHEAD = 2  # pieces in flight at a time: 80 MB/s at a round-trip time of 0.1 s
+OPEN = 64  # open requests allowed per neighbour; beyond, the oldest one ends without an answer
 
 
 class ZenohTransport:
-    """One node's links. `neighbours` are all it talks with, by name; the address (`host:port`) is None for one that
-    connects to us. Others are not answered, not even with a certificate of the same CA.
+    """The links of one node. `neighbours` maps each name to an address (`host:port`), or to None for a neighbour that
+    connects to us. Other nodes get no answer, even with a certificate of the same CA.
 
-    The host of an address must be among the names in the certificate of whoever listens there: zenoh checks the host it
-    connects to, the access rules check the common name. Without `tls` nothing is secret and anybody can be anyone.
+    The certificate of the node at an address must contain the host of that address: zenoh checks the host, and the
+    access rules check the common name. Without `tls` nothing is secret and anybody can use any name.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ZenohTransport:
     ) -> None:
         self.name, self.run, self.listen = name, run, listen
         self.answer: RequestHandler | None = None
-        self.receiver: threading.Thread | None = None  # takes the questions, while we serve
-        self.inboxes: dict[str, set[_Inbox]] = {}  # of those who wait for an answer, by whom they asked
-        self.lock = threading.Lock()  # around opening and closing
-        self.watch = threading.Lock()  # around the inboxes; never held while zenoh works
+        self.receiver: threading.Thread | None = None  # receives the requests while the node serves
+        self.inboxes: dict[str, set[_Inbox]] = {}  # of the requests that wait for an answer, by neighbour
+        self.lock = threading.Lock()  # protects opening and closing
+        self.watch = threading.Lock()  # protects the inboxes; never held during a call of zenoh
         self._open(neighbours, tls)
         atexit.register(self.close)
 
@@ -78,7 +78,7 @@ class ZenohTransport:
     ) -> Payload | None:
         try:
             return self._fetch(neighbour, key, monotonic() + timeout, limit, into)
-        except zenoh.ZError as error:  # the session was closed under us
+        except zenoh.ZError as error:  # the session was closed meanwhile
             log.debug("asking %s for %s: %s", neighbour, key, error)
             return None
 
@@ -88,12 +88,12 @@ class ZenohTransport:
             status: Any = querier.matching_status if querier else False
         except zenoh.ZError:
             return False
-        return bool(getattr(status, "matching", status))  # the stubs call it a bool, it is an object that holds one
+        return bool(getattr(status, "matching", status))  # typed as a bool, but an object with a bool
 
     def reopen(self, neighbours: Mapping[str, str | None], tls: Tls | None) -> None:
-        """Go on with other neighbours or a renewed certificate, which zenoh reads only when a session opens.
+        """Continue with other neighbours or a renewed certificate, which zenoh reads only when a session opens.
 
-        Links are down for a moment: questions on their way end as "nothing". What we `serve` stays.
+        Links are down for a moment, and open requests end without an answer. The `serve` callback stays.
         """
         with self.lock:
             self._close()
@@ -111,7 +111,9 @@ class ZenohTransport:
         try:
             self.session = zenoh.open(zenoh.Config.from_json5(json.dumps(settings)))
         except zenoh.ZError as error:
-            raise RunFailed(f"{self.name} cannot listen on {self.listen}: {error}", see="port-in-use") from None
+            raise RunFailed(
+                f"listen = {self.listen}: node {self.name} cannot listen there: {error}", see="port-in-use"
+            ) from None
         self.askers = {neighbour: _Asker(neighbour) for neighbour in neighbours}
         self.queriers = {}
         for neighbour in neighbours:
@@ -125,14 +127,14 @@ class ZenohTransport:
         for asker in self.askers.values():
             asker.close()
         self.session.close()
-        if self.receiver is not None:  # python must not end while a thread is inside zenoh: the process would abort
+        if self.receiver is not None:  # if Python ended while a thread is inside zenoh, the process would abort
             self.receiver.join()
             self.receiver = None
         self._end_fetches(list(self.inboxes))
 
     def _declare(self) -> None:
-        # One thread takes the questions and only hands them on: it never waits for a neighbour. It is ours because
-        # zenoh's, for a callback, is no daemon: a program that ends without closing, by an error say, would hang.
+        # One thread receives the requests and passes them on; it never waits for a neighbour. We start it ourselves
+        # because the callback thread of zenoh is not a daemon: a program that ends without `close` would hang.
         queries = self.session.declare_queryable(f"feda2l/{self.run}/{self.name}/**")
         self.receiver = threading.Thread(
             target=self._receive, args=(queries,), name=f"questions-{self.name}", daemon=True
@@ -144,7 +146,7 @@ class ZenohTransport:
             self._take(query)
 
     def _take(self, query: zenoh.Query) -> None:
-        """Hand a question to the thread of the neighbour that asks it, or end it here."""
+        """Pass a request to the thread of the asking neighbour, or end it here."""
         parts = str(query.key_expr).split("/", 4)
         start = query.parameters.get("from") or "0"
         asker = self.askers.get(parts[3]) if len(parts) == 5 else None
@@ -166,14 +168,14 @@ class ZenohTransport:
             _check(first[1], 0, total, key)
             if total <= PIECE:
                 return first[1].payload.to_bytes()
-            # not a bytearray, which would be filled with zeros first
+            # not a bytearray, because Python would fill it with zeros first
             whole = np.empty(total, np.uint8).data if into is None or len(into) < total else into[:total]
             whole[:PIECE] = first[1].payload.to_bytes()
-            del first  # frees the fragments it was received in
+            del first  # frees the received fragments
             return whole if self._fetch_rest(where, key, until, whole, inbox) else None
 
     def _fetch_rest(self, where: str, key: str, until: float, whole: memoryview, inbox: "_Inbox") -> bool:
-        """Fetch all pieces but the first into `whole`; False if one does not arrive in time."""
+        """Fetch all pieces except the first into `whole`; False if one does not arrive in time."""
         total = len(whole)
         starts = range(PIECE, total, PIECE)
         following = iter(starts)
@@ -185,7 +187,7 @@ class ZenohTransport:
                 return False
             start, piece = taken
             if _total(piece, key) != total:
-                raise RejectedMessage("bad piece", f"the answer to {key} changed while we fetched it")
+                raise RejectedMessage("bad piece", f"the answer to {key} changed while it was fetched")
             _check(piece, start, total, key)
             for later in islice(following, 1):
                 self._send(f"{where}?from={later}", later, until, inbox)
@@ -200,15 +202,15 @@ class ZenohTransport:
             selector,
             callback,
             timeout=max(until - monotonic(), 0.001),
-            consolidation=zenoh.ConsolidationMode.NONE,  # there is one answer: hand it over as it comes
-            congestion_control=zenoh.CongestionControl.BLOCK,  # the answer takes it over
+            consolidation=zenoh.ConsolidationMode.NONE,  # there is only one answer
+            congestion_control=zenoh.CongestionControl.BLOCK,  # the answer inherits it
         )
 
     @contextmanager
     def _watched(self, neighbour: str) -> "Iterator[_Inbox]":
-        """An inbox that also hears when the neighbour goes.
+        """An inbox that is also notified when the neighbour disappears.
 
-        zenoh ends the questions of a link that dies and only then forgets what could be asked there: a question sent in
+        zenoh first ends the requests of a dead link and only then removes the neighbour. A request that is sent in
         between would wait for its timeout.
         """
         inbox = _Inbox()
@@ -221,7 +223,7 @@ class ZenohTransport:
                 self.inboxes[neighbour].discard(inbox)
 
     def _changed(self, neighbour: str, status: zenoh.MatchingStatus) -> None:
-        """Called by zenoh when a neighbour begins or ceases to serve."""
+        """Called by zenoh when a neighbour starts or stops serving."""
         if not status.matching:
             self._end_fetches([neighbour])
 
@@ -233,13 +235,13 @@ class ZenohTransport:
 
 
 class _Inbox(SimpleQueue["tuple[int, zenoh.Reply | None] | None"]):
-    """What comes back to one asker: pieces, the ends of its questions (start, None), or None: the neighbour is gone."""
+    """The replies to one fetch: pieces, the end of a request as (start, None), or None when the neighbour is gone."""
 
     def __init__(self) -> None:
         self.taken: set[int] = set()
 
     def take(self, until: float) -> tuple[int, zenoh.Sample] | None:
-        """The next piece and where it starts; None if it does not come."""
+        """The next piece with its start; None if it does not arrive."""
         while True:
             try:
                 event = self.get(timeout=max(until - monotonic(), 0))
@@ -248,7 +250,7 @@ class _Inbox(SimpleQueue["tuple[int, zenoh.Reply | None] | None"]):
             if event is None:
                 return None
             start, reply = event
-            if start in self.taken:  # the end of a question that was answered
+            if start in self.taken:  # the end of an answered request
                 continue
             if reply is None or reply.ok is None:
                 return None
@@ -257,16 +259,16 @@ class _Inbox(SimpleQueue["tuple[int, zenoh.Reply | None] | None"]):
 
 
 class _Asker:
-    """The open questions of one neighbour and the one thread that answers them.
+    """The open requests of one neighbour and the thread that answers them.
 
-    A thread for each: whoever is slow to receive (`reply` blocks until the link takes it, or for 5 s, when zenoh closes
-    the link) holds up only himself.
+    Every neighbour has its own thread, so that a slow receiver delays only itself. `reply` blocks until the link
+    accepts the data, or for 5 s, after which zenoh closes the link.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.pool = ThreadPoolExecutor(1, thread_name_prefix=f"answers-{name}")
-        self.open: dict[_ZenohRequest, None] = {}  # in the order they came
+        self.open: dict[_ZenohRequest, None] = {}  # in the order of arrival
         self.lock = threading.Lock()
 
     def take(self, question: "_ZenohRequest", answer: RequestHandler) -> None:
@@ -274,7 +276,7 @@ class _Asker:
         with self.lock:
             self.open[question] = None
             oldest = next(iter(self.open)) if len(self.open) > OPEN else None
-        if oldest is not None:  # it gave that one up long ago, or means to drown us
+        if oldest is not None:  # the neighbour gave it up long ago, or it tries to overload this node
             oldest.reply(None)
         self.run(question, lambda: question.put_to(answer))
 
@@ -293,7 +295,7 @@ class _Asker:
 
 
 class _ZenohRequest:
-    """A query we were sent. `reply` may be called from anywhere and never waits."""
+    """A received query. `reply` can be called from any thread and never waits."""
 
     asker: _Asker
 
@@ -317,7 +319,7 @@ class _ZenohRequest:
         if payload is None:
             self.end()
         else:
-            view = memoryview(payload).cast("B")  # from here on: nobody writes over what is viewed
+            view = memoryview(payload).cast("B")  # the view protects the memory from being reused
             self.asker.run(self, lambda: self._send(view))
 
     def _send(self, view: memoryview) -> None:
@@ -332,21 +334,21 @@ class _ZenohRequest:
             self.query.drop()
 
     def end(self) -> None:
-        """The asker learns that no more comes."""
+        """End the request at the asking node."""
         if self._claim():
             self.query.drop()
 
     def _claim(self) -> bool:
-        """Whether the query is the caller's alone: dropping it twice raises, and so does dropping it during a reply."""
+        """Whether only the caller may end the query: dropping it twice or during a reply raises an exception."""
         with self.asker.lock:
             return self.asker.open.pop(self, self) is None
 
 
 def _total(piece: zenoh.Sample, key: str) -> int:
-    """How long the whole answer is, as its sender says."""
+    """The length of the whole answer, as the sender states it."""
     total = piece.attachment
     if total is None or len(total) != 8:
-        raise RejectedMessage("bad piece", f"the answer to {key} does not say how long it is")
+        raise RejectedMessage("bad piece", f"the answer to {key} does not state its length")
     return int.from_bytes(total.to_bytes(), "little")
 
 
