@@ -1,1 +1,1 @@
-"""One real node: its config, its round over a network, its log and monitor. Many of them are in `swarm`."""
+"""One real node: its config, its rounds over a network, its log and its monitor. `swarm` starts many of them."""

@@ -1,4 +1,4 @@
-"""From a node's config to its links: credentials, addresses, the network."""
+"""Build the links of a node from its config: credentials, addresses and the transport."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def credentials(config: NodeConfig) -> tuple[Authority | None, Identity | None]:
-    """Whom the node trusts, and who it is; neither without [security]."""
+    """The trusted authority and the identity of the node; both are None without [security]."""
     security = config.security
     if security is None:
         return None, None
@@ -21,21 +21,21 @@ def credentials(config: NodeConfig) -> tuple[Authority | None, Identity | None]:
     identity = Identity.load(security.certificate, security.key, authority)
     if identity.name != config.name:
         raise FedA2LError(
-            f"{security.certificate}: is the certificate of {identity.name}, this node is {config.name}",
+            f"{security.certificate}: belongs to {identity.name}, but name = {config.name!r}; both must be the same",
             see="certificates",
         )
     return authority, identity
 
 
 def connect(config: NodeConfig, run: str) -> Transport:
-    """Listen, and reach for the neighbours."""
-    from feda2l.wire.zenoh_transport import ZenohTransport  # on use: whoever brings another transport needs no zenoh
+    """Listen for the neighbours and connect to them."""
+    from feda2l.wire.zenoh_transport import ZenohTransport  # imported late: other transports need no zenoh
 
     return ZenohTransport(config.name, run, config.listen, _addresses(config), _tls(config))
 
 
 def reconnect(transport: Transport, config: NodeConfig) -> None:
-    """Go on with the neighbours and certificates of a config that was read again."""
+    """Use the neighbours and certificates of a config that was read again."""
     from feda2l.wire.zenoh_transport import ZenohTransport
 
     if isinstance(transport, ZenohTransport):

@@ -1,4 +1,4 @@
-"""Exchange over a network: one node, whose neighbours' rows arrive as messages."""
+"""The exchange of one node over a network: the rows of its neighbours arrive as messages."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,29 +20,29 @@ from feda2l.wire.message import Head
 from feda2l.wire.payload import Template, norm
 
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
-BEHIND = 2  # rounds: a node that is so far behind takes over the others' state
+BEHIND = 2  # rounds: a node that lags so far behind takes over the state of the others
 
 
 @final
 class OverNetwork:
-    """One node of a network whose other nodes are elsewhere. `courier` is set when the network is reachable."""
+    """One node of a network whose other nodes are other processes. `courier` is set when the network is reachable."""
 
     messenger: Messenger
-    template: Template  # what a message looks like; from `make_template` on
-    clock: Clock | None = None  # real networks take real time
-    layout: Layout  # from `join` on
+    template: Template  # the layout of a message; set by `make_template`
+    clock: Clock | None = None  # only simulated networks have a clock
+    layout: Layout  # set by `join`
     weights: str  # of the topology
     push: bool
 
     def __init__(self, id: int, *, wire: str, norm_limit: float) -> None:
         self.id, self.wire, self.norm_limit = id, wire, norm_limit
-        self.voices: dict[int, Voice] = {}  # what neighbours said of themselves, absent ones included
-        self.senders: tuple[int, ...] = ()  # ids of those mixed with in the last round
-        self.jumped = False  # did the last round end in taking over the others' state?
+        self.voices: dict[int, Voice] = {}  # the facts that neighbours sent about themselves, including absent ones
+        self.senders: tuple[int, ...] = ()  # ids of the neighbours in the last round's mean
+        self.jumped = False  # did the last round end with taking over the state of the others?
         self.rows: Rows = {}  # of the current exchange
-        self.heads: dict[Neighbour, Head] = {}  # of the neighbours that have a message of it
-        self.loaded: dict[int, Rows] = {}  # their rows, where all are held at once
-        self.chosen: dict[int, Tensor] = {}  # weights that the algorithm chose in this round, by id
+        self.heads: dict[Neighbour, Head] = {}  # of the neighbours with a message in this exchange
+        self.loaded: dict[int, Rows] = {}  # the rows of these neighbours, if all are in memory at once
+        self.chosen: dict[int, Tensor] = {}  # the weights that the algorithm chose in this round, by id
 
     # --- the protocol ----------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class OverNetwork:
         return present
 
     def begin(self, run: LiveRun, nodes: Sequence[int]) -> None:
-        """Where a fault plan says so: begin the round from the mean of all current messages, the own one included."""
+        """If a fault plan says so, start the round from the mean of all current messages, including this node's."""
         state, fault_injector = run.state, self.messenger.fault_injector
         self.senders, self.jumped, self.chosen = (), False, {}
         if fault_injector is not None and state.round and fault_injector.rejoins(state.round + 1):
@@ -78,7 +78,7 @@ class OverNetwork:
         return True
 
     def received(self, nodes: Sequence[int]) -> Iterator[Received]:
-        """All messages at once, for an algorithm that looks at them together."""
+        """All messages at once, for an algorithm that compares them."""
         self._load_all()
         ids = tuple(self.loaded)
         weights = self._weights(ids)
@@ -93,13 +93,13 @@ class OverNetwork:
         self.chosen = dict(zip(self.loaded, weights[0], strict=True))
 
     def mix(self, into: Rows) -> Rows:
-        """sum_j w_j x_j in ascending id, as the simulator adds."""
+        """sum_j w_j x_j in ascending id, the order of the simulator."""
         if not self.chosen and not self.loaded:
             return self._mean(self.rows, self.heads, into)
         self._load_all()
         weights = self._weights(self.loaded)
         if self.chosen:
-            # a round keeps the weights of its first exchange; without somebody they are made to sum to 1 again
+            # a round keeps the weights of its first exchange; if a neighbour is missing they are scaled to sum to 1
             weights = {id: self.chosen[id] for id in self.loaded}
             if len(weights) < len(self.chosen):
                 left = torch.stack(list(weights.values())).sum()
@@ -116,7 +116,7 @@ class OverNetwork:
         self.rows, self.heads, self.loaded = {}, {}, {}
 
     def bytes_sent(self, run: LiveRun) -> list[int]:
-        message = run.message * WIRE[self.wire].itemsize // 4  # the rest is float32 in the simulator's count too
+        message = run.message * WIRE[self.wire].itemsize // 4  # the simulator also counts the rest as float32
         return [self.messenger.facts.receivers * message * run.plan.algorithm.gossip]
 
     def message_counts(self, round: int) -> MessageCounts | None:
@@ -125,60 +125,60 @@ class OverNetwork:
     def kept(self) -> dict[str, Tensor]:
         return {}
 
-    # --- before and beside rounds ------------------------------------------------------------------------------
+    # --- before and between rounds -----------------------------------------------------------------------------
 
     def make_template(self, run: LiveRun) -> None:
-        """Learn what a message looks like from one that is never sent."""
-        about = f"{run.plan.algorithm!r} {self.weights}"  # another way of averaging does not fit, whatever the model
+        """Take the layout of a message from an example that is never sent."""
+        about = f"{run.plan.algorithm!r} {self.weights}"  # nodes that average differently must not mix
         self.template = Template.of(self.example(run), WIRE[self.wire], about)
 
     def example(self, run: LiveRun) -> dict[str, Tensor]:
-        """The tensors of a message that is never sent."""
+        """The tensors of an example message, which is never sent."""
         return dict(self._named(_draft(run)))
 
     def is_behind(self, run: LiveRun, heads: Mapping[Neighbour, Head], round: int) -> bool:
-        """Is somebody who has a state to take over so far ahead of a round, or in the last one already?"""
+        """Is a neighbour with a state `BEHIND` rounds ahead of `round`, or already in the last round?"""
         far = min(round + BEHIND, max(round + 1, run.plan.rounds))
         return any(head.size and head.round >= far for head in heads.values())
 
     def take_over(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: Rows | None = None) -> bool:
-        """Continue in the network's round from the weighted mean of the neighbours' current states.
+        """Continue in the round of the network from the weighted mean of the neighbours' current states.
 
-        A node that lagged brings in its own state, one that was gone does not: its own is old. False, and nothing
-        changed, if no neighbour had a state.
+        A node that lagged includes its own state. A node that was gone does not, because its state is old. Returns
+        False and changes nothing if no neighbour has a state.
         """
         latest = self._adopt(run, heads, own)
         if not latest:
             return False
         self.jumped = True
         state, rounds = run.state, run.plan.rounds
-        # A node that lagged continues in the round that the others are in: in the next one it would be ahead of them,
-        # those behind it would jump ahead of it, and so on, around a ring for ever. One that returns begins the next
-        # round with them, and takes part in the last one in any case, so that there is one to record. When the others
-        # have finished, one that lagged has too: alone it would only forget what it has not seen itself.
+        # A node that lagged continues in the round of the others. In the next round it would be ahead of them, nodes
+        # behind it would jump ahead of it, and so on around a ring forever. A node that returns starts the next round
+        # with the others. It always takes part in the last round, so that there is a round to record. When the others
+        # have finished, a node that lagged has finished too: training alone would only move it away from their mean.
         if own is None:
             state.round = min(latest, rounds - 1)
         else:
             state.round = latest - 1 if latest < rounds else latest
         state.rates.skip(state.round)
-        # no payload: it tells the others that this node keeps the pace again, and is worth waiting for
+        # a head without a payload tells the others that this node keeps up again, so that they wait for it
         self.messenger.publish(state.round, run.plan.algorithm.gossip, {}, self.template)
         return True
 
     def listen(self, heads: Mapping[Neighbour, Head]) -> None:
-        """Remember what neighbours say of themselves."""
+        """Store the facts that neighbours send about themselves."""
         for neighbour, head in heads.items():
             self.voices[neighbour.id] = Voice(neighbour.id, head.samples, head.degree, head.receivers)
 
     def _adopt(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: Rows | None) -> int:
-        """Take the weighted mean of current states as the base; histories and the optimizer's state stay.
+        """Set the base to the weighted mean of current states; histories and the optimizer state stay.
 
-        The newest round of them, 0 if nobody has a state.
+        Returns the newest round of these states, 0 if no neighbour has a state.
         """
         heads = {neighbour: head for neighbour, head in heads.items() if head.size}
         rounds = [head.round for head in heads.values()]
         ahead = [round for round in rounds if round > run.state.round + 1] or rounds or [0]
-        # where several are ahead, the lower middle one's: no single one takes the others to a round of its choice
+        # if several are ahead, use the lower median: no single node can take the others to a round of its choice
         latest = statistics.median_low(ahead)
         current = {neighbour: head for neighbour, head in heads.items() if head.round >= latest - 1}
         self.listen(current)
@@ -192,7 +192,7 @@ class OverNetwork:
         return latest
 
     def _of_exchange(self, heads: Mapping[Neighbour, Head], when: tuple[int, int]) -> dict[Neighbour, Head]:
-        """Those who have a message of this exchange; one that is past it, or has none, is not waited for."""
+        """The neighbours with a message of this exchange; the others are not waited for."""
         now = {neighbour: head for neighbour, head in heads.items() if (head.round, head.step) == when and head.size}
         for neighbour in heads.keys() - now.keys():
             neighbour.missed()
@@ -204,9 +204,9 @@ class OverNetwork:
     def _mean(
         self, rows: Rows, heads: Mapping[Neighbour, Head], into: Rows, *, itself: bool = True, whole: bool = False
     ) -> Rows:
-        """The mean with the topology's weights, one message in memory at a time, written to `into` where it is given.
+        """The mean with the weights of the topology, one message in memory at a time, written to `into` if given.
 
-        A neighbour that turns out to be gone or wrong in the middle is left out, and the sum is made again.
+        If a neighbour's message is gone or rejected in between, the neighbour is left out and the sum starts again.
         """
         present, most = dict(heads), self._believed(rows)
         own = {self.id: dict(self._named(rows))} if itself else {}
@@ -227,9 +227,9 @@ class OverNetwork:
                 return total
 
     def _load_all(self) -> None:
-        """Hold every message of the exchange, the own one among them, in ascending id.
+        """Load every message of the exchange, including this node's, in ascending id.
 
-        Once an algorithm has chosen its weights, only messages of those that have one are loaded.
+        After an algorithm has chosen its weights, only messages with a weight are loaded.
         """
         if self.loaded:
             return
@@ -243,7 +243,7 @@ class OverNetwork:
         self.senders = tuple(id for id in self.loaded if id != self.id)
 
     def _weights(self, present: Iterable[int], *, whole: bool = False) -> dict[int, Tensor]:
-        """The weight of everyone present, by id: this node's row of W; `whole` makes it sum to 1 whoever is absent."""
+        """The weight of every present node by id: this node's row of W; `whole` scales it to sum to 1."""
         facts = self.messenger.facts
         own = Voice(self.id, facts.samples, facts.degree, facts.receivers)
         closed = [voice for _, voice in sorted((self.voices | {self.id: own}).items())]
@@ -259,11 +259,11 @@ class OverNetwork:
         return self.messenger.load(neighbour, head, self.template, most)
 
     def _believed(self, rows: Rows) -> float:
-        """The largest norm of a message that is accepted."""
+        """The largest accepted norm of a message."""
         return self.norm_limit * (norm(dict(self._named(rows))) + 1)
 
     def _named(self, rows: Rows) -> Iterator[tuple[str, Tensor]]:
-        """Rows as they travel: parameters as tensors in the order of memory (no padding), the rest as it is."""
+        """Rows in the format of a message: parameters as tensors in memory order without padding, others unchanged."""
         for name, values in rows.items():
             if values.dim() == 2 and values.shape[1] == self.layout.width:
                 for slot in self.layout.slots:
@@ -272,7 +272,7 @@ class OverNetwork:
                 yield name, values[0]
 
     def _padded(self, like: Rows, named: Mapping[str, Tensor]) -> Rows:
-        """Rows as they are computed with, from how they travel."""
+        """Rows in the padded format of the computation, from the format of a message."""
         rows = self._zeros(like, {})
         for name, values in self._named(rows):
             values.copy_(named[name])
@@ -282,7 +282,7 @@ class OverNetwork:
         return {name: into[name] if name in into else torch.zeros_like(values) for name, values in rows.items()}
 
     def _add(self, total: Rows, term: Mapping[str, Tensor], weight: Tensor, *, first: bool) -> None:
-        """total += w x, product and sum rounded one after the other as in `Mixing`; the first product is the start."""
+        """total += w x; product and sum are rounded one after the other as in `Mixing`; the first product starts it."""
         for name, sums in self._named(total):
             product = torch.mul(term[name].to(sums), weight.to(sums), out=sums if first else None)
             if not first:
@@ -290,9 +290,9 @@ class OverNetwork:
 
 
 def _draft(run: LiveRun, trained: Tensor | None = None) -> Rows:
-    """A message that is not sent; of a node that did not train, T is B.
+    """A message that is not sent; if the node did not train, the trained state is the base.
 
-    Publishing may change what an algorithm remembers, so it remembers a copy.
+    Publishing may change the state of the algorithm, so it works on a copy.
     """
     view = run.view(range(1))
     copies = [{name: values.clone() for name, values in kept.items()} for kept in (view.state, view.small_state)]

@@ -1,4 +1,4 @@
-"""A fault plan at work in a real node: it dies, hangs and is late by itself, and does not hear what the plan cuts."""
+"""Apply a fault plan in a real node: it kills, stops or delays itself and ignores the links that the plan cuts."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from feda2l.faults.plan import FaultPlan
 
 @dataclass(frozen=True)
 class PlannedFaults:
-    """The plan as node `node` meets it."""
+    """The faults of the plan that concern node `node`."""
 
     plan: FaultPlan
     node: int
@@ -24,17 +24,17 @@ class PlannedFaults:
         if self.plan.crashes(self.node, round):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.plan.hangs(self.node, round):
-            os.kill(os.getpid(), signal.SIGSTOP)  # whoever watches over it continues it
+            os.kill(os.getpid(), signal.SIGSTOP)  # the swarm continues it
         time.sleep(self.plan.delay(self.node, round))
 
     def rejoins(self, round: int) -> bool:
-        """Whoever crashed or hung comes back by itself; this is for one that is well."""
+        """A node that crashed or hung rejoins without this; it applies only to a node that still runs."""
         return self.plan.rejoins(self.node, round) is not None and not self.plan.away(self.node, round - 1)
 
     def receives(self, sender: int, round: int) -> bool:
-        """A message that arrives broken is heard, and refused.
+        """Does the message of the sender arrive? A damaged message arrives too, and is rejected.
 
-        Whether it should be away itself does not matter: one that hung and goes on asks how far the others are.
+        Planned absence of this node does not matter: a node that hung and continues asks for the round of the others.
         """
         return self.plan.reaches(sender, self.node, round) or self.plan.rejects(self.node, sender, round)
 

@@ -1,4 +1,4 @@
-"""Between a node and its neighbours: publishes messages, asks for theirs, and believes nothing unchecked."""
+"""Exchange messages with neighbours: publish the node's messages, fetch and check the messages of neighbours."""
 
 import statistics
 import time
@@ -17,15 +17,15 @@ from feda2l.wire.payload import Template, digest, pack, unpack
 from feda2l.wire.rejected_message import RejectedMessage
 from feda2l.wire.transport import Transport
 
-SLICE = 5.0  # seconds of one held question; then it is asked again, so that a hung neighbour binds nobody for long
-GLANCE = 0.3  # seconds that an answer of a neighbour that is away may take
-CLOSE = 2  # rounds behind, from which one that was away can catch up while it is waited for
-FASTER = 4.0  # times as fast as we ever were: who claims more rounds than that is not believed yet
-PAUSE = 0.05  # seconds between questions to a neighbour that is not there
+SLICE = 5.0  # seconds of one held request; then it is sent again, so that a hung neighbour blocks a thread only briefly
+GLANCE = 0.3  # seconds that a neighbour that is away has for an answer
+CLOSE = 2  # rounds: the largest lag of a returning neighbour that is waited for again
+FASTER = 4.0  # a neighbour can be so many times faster than our fastest round; larger claims need confirmation
+PAUSE = 0.05  # seconds between requests to a neighbour that does not answer
 
 
 class Facts(NamedTuple):
-    """What a node says of itself in every head."""
+    """The facts about a node that every head contains."""
 
     run: str
     name: str
@@ -37,23 +37,23 @@ class Facts(NamedTuple):
 
 
 class FaultInjector(Protocol):
-    """What a fault plan does to a node and to what it hears."""
+    """The effects of a fault plan on a node and on the messages that it receives."""
 
     def before_message(self, round: int) -> None:
-        """The node trained and its message is not out: it may crash, hang or be late here."""
+        """Called after training and before publishing: the node may crash, hang or be late here."""
 
     def rejoins(self, round: int) -> bool:
-        """Does the node begin this round from the others' states?"""
+        """Does the node start this round from the states of the others?"""
 
     def receives(self, sender: int, round: int) -> bool:
-        """Does the link from a sender work in this round?"""
+        """Does the link from the sender work in this round?"""
 
     def corrupts(self, sender: int, round: int) -> bool:
-        """Does the sender's message arrive broken?"""
+        """Does the message of the sender arrive damaged?"""
 
 
 class Messenger:
-    """One node's mail. `rejected(neighbour, why, quarantined)` is told of every message that is not taken."""
+    """The messages of one node. `rejected(neighbour, why, quarantined)` is called for every rejected message."""
 
     def __init__(
         self,
@@ -72,22 +72,22 @@ class Messenger:
     ) -> None:
         self.transport, self.facts = transport, facts
         self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.id)
-        self.listeners = listeners  # who hear us and are not heard: asked only how far they are
+        self.listeners = listeners  # nodes that only receive from us: asked only for their round
         self.identity, self.authority, self.fault_injector, self.rejected = (
             identity,
             authority,
             fault_injector,
             rejected,
         )
-        self.rounds = rounds  # of the run: nobody can be further
-        self.exchanges = exchanges  # of a round
+        self.rounds = rounds  # of the run: no node can be further
+        self.exchanges = exchanges  # per round
         self.mailbox = Mailbox(kept)
         self.received = 0  # bytes
         self._lasted: deque[float] = deque(maxlen=KEPT)  # seconds of the last rounds
-        self._spare: bytearray | None = None  # memory of a message that was used
-        self._leaps: dict[Neighbour, Head] = {}  # of an exchange: heads of rounds for which there was no time
-        self.round = 0  # of the last message: a quarantine counts from here, whatever round the sender claims
-        self.began = time.monotonic()  # of the round
+        self._spare: bytearray | None = None  # memory of a used message
+        self._leaps: dict[Neighbour, Head] = {}  # heads of this exchange that claim an implausibly late round
+        self.round = 0  # of our last message: a quarantine counts from here, whatever round the sender claims
+        self.began = time.monotonic()  # start of the round
         self._pool = _threads(len(self.neighbours))
         transport.serve(self.mailbox.answer)
 
@@ -99,7 +99,7 @@ class Messenger:
         identity: Identity | None,
         authority: Authority | None,
     ) -> None:
-        """Other neighbours or renewed credentials from here on."""
+        """Use other neighbours or renewed credentials from now on."""
         self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.id)
         self.listeners = listeners
         self.facts, self.identity, self.authority = facts, identity, authority
@@ -107,14 +107,14 @@ class Messenger:
         self._pool = _threads(len(self.neighbours))
 
     def begin(self) -> None:
-        """A round begins: deadlines count from here."""
+        """Start a round: deadlines count from here."""
         now = time.monotonic()
         if self.round:
             self._lasted.append(now - self.began)
         self.began = now
 
     def publish(self, round: int, step: int, tensors: Mapping[str, Tensor], template: Template) -> None:
-        """Let the neighbours see the message of an exchange."""
+        """Publish the message of an exchange for the neighbours."""
         self.round = round
         load = bytearray()
         if tensors:
@@ -140,9 +140,10 @@ class Messenger:
         self.mailbox.publish(Message(round, step, seal(head, self.identity), load))
 
     def heads(self, round: int, step: int) -> dict[Neighbour, Head]:
-        """The heads of an exchange, or later ones of neighbours that went on without us; waits until the deadline.
+        """The heads of an exchange, or later heads of neighbours that continued without us; waits until the deadline.
 
-        Whoever came to the last round is waited for; who is away is asked, and waited for again when it keeps the pace.
+        Neighbours that took part in the last round are waited for. A neighbour that is away is only asked, and it is
+        waited for again as soon as it keeps up.
         """
         self._leaps.clear()
         asked = [neighbour for neighbour in self.neighbours if self._asked(neighbour, round)]
@@ -152,17 +153,17 @@ class Messenger:
         if alone and not found:
             self._keep_pace()
         if len(found) == len(self.neighbours) == self.facts.receivers and self._mutual:
-            # they have what went before, or they would not be here: its memory takes what they send
+            # all of them have received the previous message, so its memory can store what they send
             self._spare = self._spare or self.mailbox.make_room()
         return dict(sorted(found.items(), key=lambda item: item[0].id))
 
     def _keep_pace(self) -> None:
-        """Wait for the usual end of a round: alone we would run ahead, and whoever returns would have to jump."""
+        """Wait until the usual end of a round: a node alone would run ahead, and returning nodes would skip rounds."""
         if self._lasted:
             time.sleep(max(0.0, self.began + statistics.median(self._lasted) - time.monotonic()))
 
     def _answers(self, asked: Sequence[Neighbour], round: int, step: int) -> dict[Neighbour, Head]:
-        """The heads of those who answer in time; a neighbour whose answer ends in an error counts as silent."""
+        """The heads of the neighbours that answer in time; a neighbour whose request raises counts as silent."""
         answers = {neighbour: self._pool.submit(self._head, neighbour, round, step) for neighbour in asked}
         wait(answers.values())
         heads = {neighbour: answer.result() for neighbour, answer in answers.items() if not answer.exception()}
@@ -171,9 +172,10 @@ class Messenger:
     def newest(
         self, seconds: float, enough: Callable[[dict[Neighbour, Head]], bool], *, after: int | None = None
     ) -> dict[Neighbour, Head]:
-        """The newest head of everyone who answers, until all have, or so many seconds are over, or it is `enough`.
+        """The newest heads of the neighbours; ends when all have answered, after `seconds`, or when it is `enough`.
 
-        `after` is our last round: of those who never wait for us it is the head of the next one, while they have it.
+        `after` is our last round. A neighbour that never waits for us gives the head of the next round as long as it
+        has it.
         """
         found: dict[Neighbour, Head] = {}
         until = time.monotonic() + seconds
@@ -189,10 +191,9 @@ class Messenger:
             time.sleep(PAUSE)
 
     def load(self, neighbour: Neighbour, head: Head, template: Template, most: float) -> dict[str, Tensor] | None:
-        """The tensors of a message, every byte checked; None if they are gone, late or not to be believed.
+        """The tensors of a message after all checks; None if they are gone, late or rejected.
 
-        They stay as they are until the next message is loaded, which takes their memory.
-        `most` is the largest norm that we believe.
+        They are valid until the next message is loaded, which reuses their memory. `most` is the largest accepted norm.
         """
         try:
             if head.size != template.limit:
@@ -219,17 +220,17 @@ class Messenger:
     def farewell(
         self, round: int, template: Template, seconds: float, *, hurry: Callable[[], bool] = lambda: False
     ) -> None:
-        """Stay until the neighbours have taken the last message, or are gone, or the time is over.
+        """Stay until the neighbours have fetched the last message, are gone, or the time is over.
 
-        A head without a payload tells them that there is nothing to wait for.
-        We may be rounds ahead of a listener: unless there is a `hurry`, its time begins anew while it gets on.
+        A head without a payload tells them that no further message follows. We may be several rounds ahead of a
+        listener: while it makes progress its time starts again, unless there is a `hurry`.
         """
         self.publish(round + 1, 0, {}, template)
-        waiting = [*self.neighbours, *self.listeners]  # also those who lag: they go on from here
+        waiting = [*self.neighbours, *self.listeners]  # also nodes that lag: they continue from here
         until = dict.fromkeys(waiting, time.monotonic() + seconds)
 
         def stays_for(neighbour: Neighbour) -> bool:
-            listens = neighbour in self.listeners  # its link may be down for a moment, and up again for the next round
+            listens = neighbour in self.listeners  # its link may be down for a moment and return for the next round
             if not listens and not self.transport.alive(neighbour.name):
                 return False
             head = self._ask_head(neighbour, NEWEST, GLANCE)
@@ -242,7 +243,7 @@ class Messenger:
 
         while waiting := [neighbour for neighbour in waiting if stays_for(neighbour)]:
             time.sleep(PAUSE)
-        time.sleep(2 * PAUSE)  # who waits for us in the same way asks once more
+        time.sleep(2 * PAUSE)  # a neighbour that waits for us in the same way asks once more
 
     def close(self) -> None:
         self.mailbox.close()
@@ -250,14 +251,14 @@ class Messenger:
         self.transport.close()
 
     def _gets_on(self, listener: Neighbour, head: Head) -> bool:
-        """Has it come to another round within its patience?"""
+        """Did the listener reach another round within its deadline?"""
         if head.round > listener.received or not listener.received_at:
             listener.received, listener.received_at = head.round, time.monotonic()
         return time.monotonic() < listener.received_at + listener.patience
 
     @property
     def _mutual(self) -> bool:
-        """Does everyone whom we hear hear us?"""
+        """Do all neighbours also receive from us?"""
         return all(neighbour.config.direction == "both" for neighbour in self.neighbours)
 
     def _asked(self, neighbour: Neighbour, round: int) -> bool:
@@ -266,12 +267,12 @@ class Messenger:
         return self.fault_injector is None or self.fault_injector.receives(neighbour.id, round)
 
     def _head(self, neighbour: Neighbour, round: int, step: int) -> Head | None:
-        """A neighbour's head of an exchange, as soon as it is there and unless it is too late."""
+        """A neighbour's head of an exchange as soon as it exists; None if it is too late."""
         if not neighbour.present:
             head = self._ask_head(neighbour, NEWEST, GLANCE)
             if head is None or head.round < round - CLOSE:
                 return None
-            neighbour.present = True  # it keeps the pace again
+            neighbour.present = True  # it keeps up again
         least = time.monotonic() + neighbour.deadline.least
         until = max(self.began + neighbour.patience, least)
         rejected_messages = neighbour.rejects.total()
@@ -280,55 +281,56 @@ class Messenger:
             if head is not None:
                 return self._last(neighbour, head) if head.round > round else head
             if neighbour.rejects.total() > rejected_messages:
-                return None  # one bad message a round: else a single bad round would cost all strikes
+                return None  # count one bad message per round: else a single bad round would use up all strikes
             if time.monotonic() > least and not self.transport.alive(neighbour.name):
-                break  # it is not slow, its link is down: there is nobody to be patient with
+                break  # the neighbour is not slow, its link is down: waiting longer is useless
             time.sleep(PAUSE)
         neighbour.missed()
         return None
 
     def _last(self, neighbour: Neighbour, head: Head) -> Head:
-        """The head of what a neighbour that leaves said last, as long as it has it: else whoever lags ends alone."""
+        """The last head with a payload of a leaving neighbour, while it has it: else a lagging node would end alone."""
         if head.size or head.round < 2:
             return head
         last = self._ask(neighbour, f"head/{head.round - 1}/{self.exchanges - 1}", GLANCE)
         return last if last is not None and last.size else head
 
     def _next(self, neighbour: Neighbour, head: Head, after: int) -> Head | None:
-        """The head that follows our last round, of one that is ahead because it never waits for us; None: ask again.
+        """The head after our last round, of a neighbour that is ahead because it never waits for us; None: ask again.
 
-        While it has that message we missed nothing, unless our listeners gave us up: the network is past us then.
+        While the neighbour has that message we missed nothing, unless our listeners gave us up. In that case the
+        network has moved on.
         """
         if neighbour.config.direction == "both" or head.round <= after + 1:
             return head
         heads = [self._ask_head(listener, NEWEST, GLANCE) for listener in self.listeners]
-        if any(said is not None and said.round > after + CLOSE for said in heads):
+        if any(newest is not None and newest.round > after + CLOSE for newest in heads):
             return head
         following = self._ask_head(neighbour, f"head/{after + 1}/0", GLANCE, (after + 1, 0))
         return head if following is not None and following.round > after + 1 else following
 
     def _confirmed(self, found: Sequence[Head], asked: Sequence[Neighbour]) -> dict[Neighbour, Head]:
-        """The leaps that most of those whose link is up have made: then it is we who are slow, and nobody lies.
+        """The leaps that most reachable neighbours made too: then this node is slow and the leaps are true.
 
-        Whoever hears only one has nobody else to ask, and believes it.
+        A node with only one neighbour cannot ask another one, so it accepts the leap.
         """
         if not self._leaps:
             return {}
-        there = sum(self.transport.alive(neighbour.name) for neighbour in asked)
-        said = [head.round for head in (*found, *self._leaps.values())]
+        reachable = sum(self.transport.alive(neighbour.name) for neighbour in asked)
+        claimed = [head.round for head in (*found, *self._leaps.values())]
         return {
             neighbour: self._last(neighbour, head)
             for neighbour, head in self._leaps.items()
-            if 2 * sum(round >= head.round - AHEAD for round in said) > there
+            if 2 * sum(round >= head.round - AHEAD for round in claimed) > reachable
         }
 
     def _ask_head(self, neighbour: Neighbour, key: str, timeout: float, when: tuple[int, int] = (0, 0)) -> Head | None:
-        """The head that a neighbour answers with, of a round that it can have come to."""
+        """The head that a neighbour answers with, if the neighbour can have reached its round."""
         head = self._ask(neighbour, key, timeout, when)
         self._leaps.pop(neighbour, None)
-        # Too many rounds at once is no offence: whoever took over the round of others jumps, and we may be slow. It is
-        # believed when it can have come there by itself, a moment later, or when most say the same; who claims rounds
-        # that never were is left out as if it were silent.
+        # A leap over many rounds is no offence: a node that took over the state of others skips rounds, and we may be
+        # slow. It is accepted when the neighbour can have reached the round by itself a moment later, or when most
+        # neighbours claim the same. A neighbour that claims rounds that never happened is treated as silent.
         if head is None or neighbour.can_be_at(head.round, min(self._lasted, default=0.0) / FASTER or 1e-3):
             return head
         self._leaps[neighbour] = head
@@ -344,8 +346,8 @@ class Messenger:
             head = unseal(sealed, self.authority)
             round, step = when
             head.expect(run=facts.run, round=round, step=step, sender=neighbour.name, model=facts.model)
-            if head.round > self.rounds + 1:  # a farewell is of the round after the last
-                raise RejectedMessage("round", f"{head.round} of {self.rounds}")
+            if head.round > self.rounds + 1:  # a farewell names the round after the last one
+                raise RejectedMessage("round", f"{head.round}, but the run has {self.rounds} rounds")
             if not 1 <= head.samples <= neighbour.limits.samples:
                 raise RejectedMessage("samples", f"{head.samples} claimed, {neighbour.limits.samples} allowed")
         except RejectedMessage as refused:
@@ -359,4 +361,4 @@ class Messenger:
 
 
 def _threads(neighbours: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, 2 * neighbours), thread_name_prefix="ask")  # a hung one may bind one for a while
+    return ThreadPoolExecutor(max(1, 2 * neighbours), thread_name_prefix="ask")  # a hung neighbour can block one

@@ -1,4 +1,4 @@
-"""Who is there: how long to wait for each neighbour, who is away, who is not believed any more."""
+"""The state of each neighbour: how long to wait for it, whether it is away, whether it is quarantined."""
 
 import statistics
 import time
@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 
 from feda2l.peer.config import DeadlineConfig, LimitsConfig, NeighbourConfig
 
-KEPT = 20  # arrivals that a deadline is made from
-FEWEST = 3  # before that there is no usual
-AHEAD = 2  # rounds that one may be ahead of its last message: the one it is in, and the next
-STEADIEST = 0.05  # of the median: no spread is taken for less
+KEPT = 20  # arrivals from which a deadline is computed
+FEWEST = 3  # with fewer arrivals the longest deadline holds
+AHEAD = 2  # rounds that a neighbour can be ahead of its last message: its current round and the next one
+STEADIEST = 0.05  # the smallest spread, as a fraction of the median
 
 
 @dataclass(eq=False)
 class Neighbour:
-    """What a node knows of a neighbour that it hears."""
+    """What a node knows about a neighbour from which it receives."""
 
     config: NeighbourConfig
     deadline: DeadlineConfig
     limits: LimitsConfig
-    present: bool = True  # else it is away: asked, but not waited for
-    arrivals: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds into the round
-    received: int = 0  # the last round that was heard of it, and when
-    received_at: float = 0.0
-    strikes: int = 0  # bad messages since the last good one
+    present: bool = True  # otherwise it is away: asked, but not waited for
+    arrivals: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds since the start of the round
+    received: int = 0  # the round of its last message
+    received_at: float = 0.0  # the time of its last message
+    strikes: int = 0  # rejected messages; a good message takes one away
     quarantined_until: int = 0  # the first round in which it is asked again
     rejects: Counter[str] = field(default_factory=Counter)
 
@@ -41,29 +41,29 @@ class Neighbour:
 
     @property
     def patience(self) -> float:
-        """Seconds from the start of a round until it is left out: median + k MAD of its last arrivals, in bounds."""
+        """Seconds from the start of a round until it is left out: median + k MAD of its arrivals, within bounds."""
         if len(self.arrivals) < FEWEST:
             return self.deadline.most
         median = statistics.median(self.arrivals)
         spread = statistics.median(abs(arrival - median) for arrival in self.arrivals)
-        spread = max(spread, STEADIEST * median)  # even a clockwork has a bad day
+        spread = max(spread, STEADIEST * median)  # very regular arrivals still need some tolerance
         return min(max(median + self.deadline.factor * spread, self.deadline.least), self.deadline.most)
 
     def came(self, round: int, seconds: float) -> None:
-        """Its message of a round arrived, so many seconds into the round."""
+        """Record that its message of a round arrived `seconds` after the start of the round."""
         self.present, self.received, self.received_at = True, round, time.monotonic()
         self.strikes = max(0, self.strikes - 1)
         self.arrivals.append(seconds)
 
     def can_be_at(self, round: int, fastest: float) -> bool:
-        """Can it have come to a round since it was heard last, if no round takes less than `fastest` seconds?"""
+        """Can it have reached `round` since its last message, if every round takes at least `fastest` seconds?"""
         return not self.received or round <= self.received + AHEAD + (time.monotonic() - self.received_at) / fastest
 
     def missed(self) -> None:
         self.present = False
 
     def record_rejection(self, reason: str, round: int) -> bool:
-        """Count a bad message; True if the neighbour is quarantined for it."""
+        """Count a rejected message; True if the neighbour is quarantined now."""
         self.rejects[reason] += 1
         self.strikes += 1
         if self.strikes < self.limits.strikes:

@@ -1,4 +1,4 @@
-"""One process, one node: its rounds, its folder, its signals."""
+"""One node as one process: its rounds, its folder and its signals."""
 
 import signal
 import threading
@@ -37,13 +37,13 @@ from feda2l.wire.message import Head
 from feda2l.wire.rejected_message import RejectedMessage
 from feda2l.wire.transport import Transport
 
-BACK = 4.0  # times the least deadline: how long a node that comes back looks for its neighbours
-STARTING = 120.0  # seconds that loading may take, beside the wait for neighbours, before it looks unhealthy
-LEAVING = 10.0  # seconds that a node stays so that its neighbours can take its last message
+BACK = 4.0  # times the least deadline: how long a returning node looks for its neighbours
+STARTING = 120.0  # seconds for loading, in addition to the wait for neighbours, before the node counts as unhealthy
+LEAVING = 10.0  # seconds that a node stays so that its neighbours can fetch its last message
 
 
 class PeerNode:
-    """A node from its config to its last round; `transport` stands in for the network in tests."""
+    """A node from its config to its last round; tests give a `transport` instead of the network."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class PeerNode:
         self.live, self.plan = self.assembled.live, self.assembled.live.plan
         self.fault_injector = PlannedFaults.load(config.faults, config.id, self.plan.network) if config.faults else None
         self.transport = transport
-        self.alone = 0  # rounds in which nobody was heard
-        self.away: set[str] = set()  # neighbours that the log called away
+        self.alone = 0  # rounds without a message from any neighbour
+        self.away: set[str] = set()  # neighbours that the log reported as away
         self.sent = 0  # bytes
-        self.saved: float | None = None  # when the checkpoint was written
+        self.saved: float | None = None  # the time of the last checkpoint
         self.stopping = False
         self.reloading = False
 
     def run(self) -> None:
-        """All rounds that are left. RunFailed if the model diverges; a polite kill ends after the round."""
+        """Run all remaining rounds. A non-finite model raises RunFailed; SIGTERM ends the run after the round."""
         if finished(self.folder, self.assembled.spec):
             self.log.info("already_finished", folder=str(self.folder.path))
             return
@@ -91,7 +91,7 @@ class PeerNode:
             self._end(loop)
 
     def _begin(self, engine: Engine) -> None:
-        """The folder as it was left, or a new one."""
+        """Resume from the folder, or start a new one."""
         folder, live = self.folder, self.live
         if folder.checkpoint.exists():
             restore(live, folder.checkpoint)
@@ -105,7 +105,7 @@ class PeerNode:
         return Monitor(self.config.monitor.address, self.config.name, start_limit=most + STARTING)
 
     def connect(self) -> Messenger:
-        """Listen, and reach for the neighbours."""
+        """Listen for the neighbours and connect to them."""
         config, plan = self.config, self.plan
         authority, identity = credentials(config)
         self.expires = identity.until.timestamp() if identity else None
@@ -141,19 +141,19 @@ class PeerNode:
         return self.config.run or self.assembled.spec.name
 
     def _listeners(self, config: NodeConfig) -> list[Neighbour]:
-        """Those who hear this node and are not heard by it."""
+        """The nodes that only receive from this node."""
         deadline = self._deadline(config)
         return [Neighbour(near, deadline, config.limits) for near in config.receivers if near.direction == "out"]
 
     def _deadline(self, config: NodeConfig) -> DeadlineConfig:
-        """A fault plan has a deadline of its own, which does not adapt: what is late is then the plan's word."""
+        """The deadline; a fault plan replaces it by a fixed one, so that only the plan decides what is late."""
         if self.fault_injector is None:
             return config.deadline
         fixed = self.fault_injector.plan.deadline
         return config.deadline.model_copy(update={"least": fixed, "most": max(fixed, config.deadline.most)})
 
     def _join(self, engine: Engine) -> None:
-        """Meet the neighbours: all of them before round 1, those who are present when coming back."""
+        """Meet the neighbours: all of them before round 1, only the present ones after a restart."""
         state, plan, exchange, deadline = self.live.state, self.plan, self.exchange, self._deadline(self.config)
         before = state.round
         searches = not before and plan.algorithm.rate_search is not None
@@ -162,7 +162,7 @@ class PeerNode:
                 rate = search(engine, self.live, exchange, lambda: self._meet(deadline.most))
             self.log.info("searched", rate=rate)
         else:
-            # no payload: it says that this node is here, and how far it is
+            # a head without a payload announces this node and its round
             self.messenger.publish(before, plan.algorithm.gossip if before else 0, {}, exchange.template)
         heads = self._meet(BACK * deadline.least if before or searches else deadline.most)
         self.log.info("met", neighbours=[neighbour.name for neighbour in heads])
@@ -177,7 +177,7 @@ class PeerNode:
             self.log.round = state.round
 
     def _meet(self, seconds: float) -> dict[Neighbour, Head]:
-        """How far the neighbours are; who does not answer in time is away."""
+        """The newest heads of the neighbours; a neighbour that does not answer in time is away."""
         before = self.live.state.round
 
         def enough(heads: Mapping[Neighbour, Head]) -> bool:
@@ -208,10 +208,10 @@ class PeerNode:
                 self._save()
             self._status("leaving" if self.stopping else "running", done.record)
         if recorded == live.state.round and live.state.round % config.checkpoint_rounds:
-            self._save()  # told to leave after it was decided that this round needs no checkpoint
+            self._save()  # the signal to leave came after this round had skipped its checkpoint
 
     def _record(self, done: Completed, recorded: int) -> int:
-        """Write a round down, and those that went by without this node; the last round that is written."""
+        """Record a round and the rounds that this node missed; return the last recorded round."""
         exchange, record, round = self.exchange, done.record, self.live.state.round
         assert record is not None
         self.alone += not exchange.senders
@@ -219,7 +219,7 @@ class PeerNode:
         for missed in range(recorded + 1, round):
             self.folder.append(missed_round(missed), round_timings(missed, {}, pack=1))
         if round > recorded:
-            record |= {"received": list(exchange.senders), "disagreement": None}  # it takes all models to know that
+            record |= {"received": list(exchange.senders), "disagreement": None}  # unknown: it needs all models
             record["layers"].pop("disagreement")
             self.folder.append(record, round_timings(round, done.seconds, pack=1))
         self.log.round = round
@@ -261,7 +261,7 @@ class PeerNode:
         self._status("done")
 
     def _reload(self) -> None:
-        """Take over neighbours, limits and certificates from the file; the rest needs a restart."""
+        """Read neighbours, limits and certificates from the file again; other keys need a restart."""
         self.reloading = False
         assert self.reload is not None
         try:
@@ -282,7 +282,7 @@ class PeerNode:
             return
         self.config = self.config.model_copy(update={key: getattr(config, key) for key in fixed})
         self.exchange.norm_limit = config.limits.norm
-        reconnect(self.messenger.transport, config)  # links are down: if they do not come up again, that is the end
+        reconnect(self.messenger.transport, config)  # the links are down: if they cannot be restored, the node ends
         facts = self.messenger.facts._replace(degree=len(config.receives), receivers=len(config.receivers))
         self.messenger.meet(near, self._listeners(config), facts, identity, authority)
         ids = {neighbour.id for neighbour in near}
@@ -323,7 +323,7 @@ class PeerNode:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C let the round end; a second one stops at once. SIGHUP reads the config again."""
+        """SIGTERM and Ctrl-C end the node after the round; a second one ends it at once. SIGHUP reloads the config."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -331,7 +331,7 @@ class PeerNode:
         def stop(number: int, _: object) -> None:
             if self.stopping:
                 raise KeyboardInterrupt
-            # nothing is logged here: the main thread may hold the very lock that a line needs
+            # do not log here: the main thread may hold the lock of the log
             self.stopping = True
 
         def again(number: int, _: object) -> None:
@@ -347,15 +347,15 @@ class PeerNode:
 
 
 def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> tuple[Assembled, OverNetwork]:
-    """The node's run and its exchange; every mistake in its spec and data is found here."""
+    """The run of the node and its exchange; this finds every mistake in its spec and data."""
     spec = config.learns()
     saved = saved_spec(folder)
     with spec.at_fault():
         place = NodeInNetwork(config.id, config.nodes or spec.data.nodes, config.id if config.data is None else 0)
         if config.data is None and config.id >= spec.data.nodes:
             raise FedA2LError(
-                f"id = {config.id}: data.nodes = {spec.data.nodes} deals no share to it; a node beyond that number "
-                "needs a [data] of its own"
+                f"id = {config.id}: the spec assigns data to nodes 0 to {spec.data.nodes - 1} (data.nodes = "
+                f"{spec.data.nodes}); give this node its own [data]"
             )
         device = find_device(spec.runtime)
         loaded = Loaded.of(load_data(spec.data, data), device)
@@ -366,13 +366,14 @@ def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> t
         check_same_run(assembled.spec, saved, folder)
     elif strange := _strange(folder.path):
         raise FedA2LError(
-            f"state = {folder.path}: the folder holds {strange} and is not a node's (it has no spec.toml)"
+            f"state = {folder.path}: the folder holds {strange} but no spec.toml, so it is not the folder of a node; "
+            "choose another"
         )
     return assembled, exchange
 
 
 def _strange(folder: Path) -> str:
-    """The name of something in a folder that no node put there."""
+    """The name of a file in the folder that no node wrote; "" if there is none."""
     found = folder.iterdir() if folder.is_dir() else ()
     return next((p.name for p in found if p.suffix != ".partial" and not p.name.startswith(FILE)), "")
 

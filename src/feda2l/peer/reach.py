@@ -1,4 +1,4 @@
-"""Who answers: what `feda2l node --check` tries of the network before a node starts."""
+"""Check which neighbours answer before a node starts: `feda2l node --check`."""
 
 import socket
 import ssl
@@ -11,7 +11,7 @@ PATIENCE = 3.0  # seconds
 
 
 def say_who_answers(config: NodeConfig) -> None:
-    """Print the state of the certificates, of the own address and of every neighbour; a neighbour may still be down."""
+    """Print the state of the certificates, of this node's address and of every neighbour, which may still be down."""
     _, identity = credentials(config)
     if identity is None:
         print("INSECURE (plaintext): no certificates")
@@ -28,11 +28,11 @@ def _listens(address: str) -> str:
         with socket.create_server(_split(address)):
             return "free"
     except OSError as error:
-        return f"cannot be listened on: {error.strerror}"
+        return f"cannot listen there: {error.strerror}"
 
 
 def _answers(config: NodeConfig, neighbour: NeighbourConfig) -> str:
-    """Connect as the node will: the host must be in the neighbour's certificate, and the name its own."""
+    """Connect like the node: the neighbour's certificate must contain the host and have the neighbour's name."""
     host, port = _split(neighbour.address)
     try:
         with socket.create_connection((host, port), PATIENCE) as link:
@@ -44,7 +44,7 @@ def _answers(config: NodeConfig, neighbour: NeighbourConfig) -> str:
             with context.wrap_socket(link, server_hostname=host) as secure:
                 return _name(secure, neighbour)
     except ssl.SSLError as error:
-        return f"refused: {error.reason or error}"
+        return f"TLS failed: {error.reason or error}"
     except OSError as error:
         return f"does not answer ({error.strerror or error}); it may not be running yet"
 
@@ -53,8 +53,8 @@ def _name(secure: ssl.SSLSocket, neighbour: NeighbourConfig) -> str:
     subject = (secure.getpeercert() or {}).get("subject", ())
     names = [str(value) for part in subject for key, value in part if key == "commonName"]  # type: ignore[str-unpack]
     if names != [neighbour.name]:
-        return f"reached, but its certificate is of {', '.join(names)}"
-    return "reached, and it is who it says it is"
+        return f"reached, but its certificate belongs to {', '.join(names)}"
+    return "reached, and its certificate is correct"
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""DFedHPO's search at one node: its own trials, its neighbours', and a choice."""
+"""The rate search of DFedHPO at one node: local trials, the trials of neighbours, and a choice."""
 
 import math
 import sys
@@ -14,13 +14,13 @@ from feda2l.round.run import LiveRun
 from feda2l.simulate.search import try_out
 from feda2l.wire.payload import Template
 
-HUGE = sys.float_info.max  # a diverged trial's loss as it travels: messages hold finite numbers only
+HUGE = sys.float_info.max  # replaces a non-finite loss in a message, because messages hold only finite numbers
 
 
 def search(engine: Engine, run: LiveRun, exchange: OverNetwork, meet: Callable[[], object]) -> float:
-    """Find the node's base rate and start its rule with it; the exchange of trials is the handshake's.
+    """Find the node's base rate and start its rule with it; the trials travel in the first message.
 
-    `meet` waits for the neighbours as before any first round: whoever is not started yet is not gone.
+    `meet` waits for the neighbours as before any first round, so that nodes that start later still take part.
     """
     rate_search, seed = run.plan.algorithm.rate_search, run.plan.member.training.seed
     id, messenger = exchange.id, exchange.messenger

@@ -1,4 +1,4 @@
-"""What `feda2l node` does: a config, a log, a node; or, with --check, everything but the rounds."""
+"""The command `feda2l node`: read the config, open the log and run the node, or only check it with --check."""
 
 from pathlib import Path
 
@@ -16,7 +16,9 @@ def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool)
     try:
         config.state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FedA2LError(f"{path}: state = {config.state}: cannot be made: {error.strerror}") from error
+        raise FedA2LError(
+            f"{path}: state = {config.state}: the folder cannot be created: {error.strerror}", see="cannot-write"
+        ) from error
     plain = config.security is None
     megabytes, files = config.log.megabytes, config.log.files
     with NodeLog(
@@ -34,12 +36,12 @@ def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool)
 
 
 def check_node(path: Path, *, insecure: bool, data: Path | None) -> None:
-    """Say whether a node could start: config, certificates, data, and who of its neighbours answers."""
+    """Check whether a node could start: config, certificates, data, and which neighbours answer."""
     from feda2l.peer.reach import say_who_answers
 
     config = NodeConfig.load(path, insecure=insecure)
-    receives = ", ".join(neighbour.name for neighbour in config.receives) or "nobody"
-    print(f"{path}: {config.name} is node {config.id} and hears {receives}")
+    senders = ", ".join(neighbour.name for neighbour in config.receives) or "no other node"
+    print(f"{path}: {config.name} is node {config.id} and receives from {senders}")
     assembled, _ = assemble_node(config, data, RunFolder(config.state))
     spec, samples = assembled.spec, len(assembled.live.plan.member.shards[0])
     print(f"{config.spec}: {spec.model.name} on {spec.data.name}, {samples} training samples, {spec.algorithm.name}")
