@@ -123,7 +123,7 @@ def test_a_port_in_use(tmp_path, monkeypatch, capfd):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert start(tmp_path, monkeypatch, listen=address) == 1
         said = capfd.readouterr().err
-        assert f"n0 cannot listen on {address}" in said
+        assert f"listen = {address}: node n0 cannot listen there" in said
         assert "in use" in said
         assert start(tmp_path / "monitor", monkeypatch, listen=free_addresses(1)[0], monitor={"address": address}) == 2
     said = capfd.readouterr().err
@@ -135,7 +135,7 @@ def test_a_port_in_use(tmp_path, monkeypatch, capfd):
 def test_a_state_folder_that_cannot_be_one(tmp_path, monkeypatch, capfd):
     (tmp_path / "file").write_text("")
     assert start(tmp_path, monkeypatch, state="file/n0") == 2
-    assert "cannot be made" in capfd.readouterr().err
+    assert "cannot be created" in capfd.readouterr().err
 
 
 def test_security_is_not_left_out_by_mistake(tmp_path, monkeypatch, capfd):

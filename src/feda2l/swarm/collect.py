@@ -1,4 +1,4 @@
-"""From the folders of a network's nodes to one run folder, as the simulator writes it for the same spec."""
+"""Combine the folders of a network's nodes into one run folder, like the simulator's folder for the same spec."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -42,21 +42,21 @@ def collect(
     data: Path | None = None,
     **facts: Any,
 ) -> None:
-    """Write the run folder of a network whose nodes' folders are `states`, in the order of their ids.
+    """Write the run folder of a network from the folders of its nodes, `states`, in the order of their ids.
 
-    Not all nodes need to have come to the end. Who did not is written down as crashed, and who was not heard as
-    dropped: the folder gets a fault plan of what happened, unless there was a plan before.
+    Not all nodes need to have finished. Without a fault plan, the folder gets a plan of the observed faults: a node
+    that did not finish counts as crashed, and a message that was not received counts as dropped.
     """
     records = [read_records(state, spec.rounds) for state in states]
     text = plan.text if plan else observed_fault_plan(records, graph, spec.rounds)
     folder.faults.unlink(missing_ok=True)
     if text:
         folder.write(folder.faults, text.encode())
-    own = spec.model_copy(update={"faults": str(folder.faults) if text else None})
-    assembled = assemble(own, Loaded.of(load_data(spec.data, data), find_device(spec.runtime)))
+    collected = spec.model_copy(update={"faults": str(folder.faults) if text else None})
+    assembled = assemble(collected, Loaded.of(load_data(spec.data, data), find_device(spec.runtime)))
     engine = populate([assembled])
-    # as it was given, where it was: the folder's copy is found by its name
-    given = assembled.spec.model_copy(update={"faults": spec.faults if plan else own.faults})
+    # keep the path of the given plan: the copy in the folder has a fixed name
+    given = assembled.spec.model_copy(update={"faults": spec.faults if plan else collected.faults})
     folder.write(folder.spec, given.to_toml().encode())
     copy_files(given, folder)
     shape = ModelShape.of(assembled.dataset)._asdict()
@@ -73,16 +73,16 @@ def collect(
 
 
 def join_checkpoints(assembled: Assembled, states: Sequence[RunFolder]) -> dict[str, Tensor]:
-    """The nodes' checkpoints as the simulator's: along the axis that is as long as there are nodes.
+    """Join the nodes' checkpoints into one of the simulator, along the axis whose length is the number of nodes.
 
-    A node that has none stands at its start. Where nodes missed rounds, their histories differ in length: then
-    each node's rates stay its own, under `rates.NODE.KEY`, as the simulator has them under a fault plan.
+    A node without a checkpoint has its initial state. If nodes missed rounds, the lengths of their histories differ.
+    Then the rates of each node stay separate under `rates.NODE.KEY`, like those of the simulator under a fault plan.
     """
     whole, nodes = tensors(assembled.live), assembled.live.plan.nodes
     found = {id: read_checkpoint(state.checkpoint) for id, state in enumerate(states) if state.checkpoint.exists()}
     parts: dict[str, dict[int, Tensor]] = {}
-    for id, own in found.items():
-        for key, value in own.items():
+    for id, checkpoint in found.items():
+        for key, value in checkpoint.items():
             by_node = f"rates.{id}.{key.removeprefix('rates.')}"
             if by_node in whole:
                 whole[by_node] = value
@@ -92,10 +92,10 @@ def join_checkpoints(assembled: Assembled, states: Sequence[RunFolder]) -> dict[
 
 
 def _joined(values: dict[int, Tensor], start: Tensor, nodes: int) -> Tensor:
-    """The nodes' values along the axis of nodes, a missing node's from the start; the largest if there is no axis."""
+    """Join the values along the axis of nodes; a missing node keeps its initial value. Without an axis: the maximum."""
     shapes = enumerate(zip(next(iter(values.values())).shape, start.shape, strict=True))
     axis = next((place for place, lengths in shapes if lengths == (1, nodes)), None)
-    if axis is None:  # one for all: the round, how often rates were adapted
+    if axis is None:  # one value for all nodes: the round, the number of rate updates
         return torch.stack(list(values.values())).max()
     return torch.cat([values[id] if id in values else start.narrow(axis, id, 1) for id in range(nodes)], axis)
 
@@ -108,7 +108,7 @@ def _write_rounds(
     records: Sequence[Records],
     graph: Topology,
 ) -> list[float | None] | None:
-    """Write all rounds, the last one with the scores of all models together; their accuracy by class is returned."""
+    """Write all rounds, the last one with the scores of all models; return their accuracy by class."""
     run = assembled.live
     timings = [state.read_timings() for state in states]
     message_log = MessageLog(states, records, graph) if assembled.faults else None
@@ -116,23 +116,25 @@ def _write_rounds(
     for path in (folder.rounds, folder.timings):
         path.unlink(missing_ok=True)
     for round in range(1, run.plan.rounds + 1):
-        own = [each[round - 1] for each in records]
-        if not any(own):
-            raise RunFailed(f"{folder.path}: no node has a record of round {round}")
-        record = join_round(round, own)
+        by_node = [each[round - 1] for each in records]
+        if not any(by_node):
+            raise RunFailed(
+                f"{folder.path}: no node has a record of round {round}; run the same command with --resume", see="swarm"
+            )
+        record = join_round(round, by_node)
         if message_log:
             message_log.add(round, record, run.message * run.plan.algorithm.gossip)
         if round == run.plan.rounds:
-            _add_joint_figures(record, own, run, scores)
+            _add_joint_figures(record, by_node, run, scores)
         folder.append(record, join_timings(round, timings))
     return scores.get("class_accuracy")
 
 
 def _add_joint_figures(
-    record: RoundRecord, own: Sequence[RoundRecord | None], run: LiveRun, scores: Evaluation
+    record: RoundRecord, by_node: Sequence[RoundRecord | None], run: LiveRun, scores: Evaluation
 ) -> None:
-    """Add the figures that need all models, if the checkpoint has the models of all nodes that took part."""
-    if [node for node, there in enumerate(own) if there] != list(run.present):
+    """Add the values that need all models, if the checkpoint has the models of all nodes that took part."""
+    if [node for node, own in enumerate(by_node) if own] != list(run.present):
         return
     disagreement = distances(run).mean(dim=0)
     record["disagreement"] = float(disagreement.sum())
@@ -142,25 +144,25 @@ def _add_joint_figures(
 
 
 class MessageLog:
-    """Who heard and refused whom, where not all went well."""
+    """Counts of received and rejected messages, for a run with faults."""
 
     def __init__(self, states: Sequence[RunFolder], records: Sequence[Records], graph: Topology) -> None:
         self.records, self.near = records, graph.period[0]
         self.refused = [rejected_messages(state.path) for state in states]
 
     def add(self, round: int, record: RoundRecord, size: int) -> None:
-        """Put a round's mail into its record: messages heard and refused, and as sent those that arrived."""
-        own = [each[round - 1] for each in self.records]
-        refused = [self._refused(round, node) for node in range(len(own))]
-        arrived = Counter(j for there, counts in zip(own, refused, strict=True) for j in {*_heard(there), *counts})
+        """Add a round's counts to its record: received and rejected messages; a message that arrived counts as sent."""
+        by_node = [each[round - 1] for each in self.records]
+        refused = [self._refused(round, node) for node in range(len(by_node))]
+        arrived = Counter(j for own, counts in zip(by_node, refused, strict=True) for j in {*_heard(own), *counts})
         nodes = record["nodes"]
-        nodes["bytes_sent"] = [size * arrived[node] for node in range(len(own))]
-        nodes["received"] = [there and len(_heard(there)) for there in own]
-        nodes["rejected"] = [there and sum(counts.values()) for there, counts in zip(own, refused, strict=True)]
+        nodes["bytes_sent"] = [size * arrived[node] for node in range(len(by_node))]
+        nodes["received"] = [own and len(_heard(own)) for own in by_node]
+        nodes["rejected"] = [own and sum(counts.values()) for own, counts in zip(by_node, refused, strict=True)]
         record["bytes_sent"] = sum(nodes["bytes_sent"])
 
     def _refused(self, round: int, node: int) -> dict[int, int]:
-        """How many messages a node refused, by neighbour; only neighbours of whom it refused some."""
+        """The number of messages that a node rejected, for every neighbour with at least one."""
         counts = {j: self.refused[node][round, name_of(j)] for j in self.near[node]}
         return {j: count for j, count in counts.items() if count}
 

@@ -1,4 +1,4 @@
-"""The records of a network's nodes as those of one run: lists by node, and the simulator's own means over them."""
+"""Join the records of a network's nodes into those of one run: lists by node, and the same means as the simulator."""
 
 import json
 import math
@@ -18,29 +18,29 @@ from feda2l.records.run_folder import RunFolder
 from feda2l.round.record import add_scores, mean
 
 Records = list[RoundRecord | None]
-"""A node's rounds 1, 2, ...; None for one that it missed."""
+"""The records of a node's rounds 1, 2, ...; None for a missed round."""
 
 
 def read_records(folder: RunFolder, rounds: int) -> Records:
-    """A node's records, one per round; None for those that it did not reach, too."""
+    """The records of a node, one per round; None for a round that it missed or did not reach."""
     found: Records = [None if record["train_loss"] is None else record for record in folder.read()[:rounds]]
     return found + [None] * (rounds - len(found))
 
 
 def join_round(round: int, own: Sequence[RoundRecord | None]) -> RoundRecord:
-    """The record of a round from every node's; at least one node took part in it."""
-    there = [record for record in own if record]
+    """The record of a round from the records of all nodes; at least one node took part in it."""
+    present = [record for record in own if record]
     nodes = _join_nodes(own)
     joined: RoundRecord = {
         "round": round,
         "train_loss": mean(known(nodes["train_loss"])),
-        "disagreement": None,  # it needs all models
+        "disagreement": None,  # unknown: it needs all models
         "bytes_sent": sum(nodes["bytes_sent"]),
-        "multiplier_min": min(known(record["multiplier_min"] for record in there)),
-        "multiplier_max": max(known(record["multiplier_max"] for record in there)),
-        "multiplier_change": max(known(record["multiplier_change"] for record in there)),
+        "multiplier_min": min(known(record["multiplier_min"] for record in present)),
+        "multiplier_max": max(known(record["multiplier_max"] for record in present)),
+        "multiplier_change": max(known(record["multiplier_change"] for record in present)),
         "nodes": nodes,
-        "layers": _join_layers(own, there[0]["layers"]["name"]),
+        "layers": _join_layers(own, present[0]["layers"]["name"]),
     }
     for prefix in ("", "local_"):
         add_scores(joined, prefix, [record and _scores(record, prefix) for record in own])
@@ -68,20 +68,20 @@ def _join_layers(own: Sequence[RoundRecord | None], names: list[str]) -> LayerCo
 
 
 def _scores(record: RoundRecord, prefix: str) -> Mapping[str, float]:
-    """What a node's record says of its own model; a loss that overflowed is null on disk."""
+    """The scores of a node's own model in its record; a non-finite loss is null on disk."""
     found = node_scores(record["nodes"], prefix).items()
     return {name: math.nan if value is None else value for name, (value, *_) in found}
 
 
 def join_timings(round: int, nodes: Sequence[Sequence[RoundTimings]]) -> RoundTimings:
-    """A round's timings from all of every node's: it took as long as its slowest node."""
+    """The timings of a round from the timings of all nodes; the slowest node counts."""
     own = [timings[round - 1] for timings in nodes if len(timings) >= round]
     parts = [part for part in PARTS if any(part in timing for timing in own)]
     return round_timings(round, {part: max(timing.get(part, 0.0) for timing in own) for part in parts}, pack=1)
 
 
 def node_facts(folder: RunFolder) -> dict[str, object]:
-    """What a node's process ran on, as far as nodes may differ in it; empty for one that never began."""
+    """The engine and device of a node, which may differ between nodes; empty for a node that never started."""
     if not folder.environment.exists():
         return {}
     facts = json.loads(folder.environment.read_text())

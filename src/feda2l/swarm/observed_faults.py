@@ -1,4 +1,4 @@
-"""What went wrong in a network that nobody had planned to fail, written as a fault plan."""
+"""Write the observed faults of a network as a fault plan, for a run without a plan."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -25,10 +25,10 @@ class _Drop(TypedDict):
 
 
 def observed_fault_plan(records: Sequence[Records], graph: Topology, rounds: int) -> str:
-    """A plan of what the nodes' records tell; nothing where everybody heard everybody in every round.
+    """A plan of the faults in the nodes' records; "" if all nodes received all messages in every round.
 
-    A node that never came to the end crashed; a message that was not heard was dropped, whatever became of it. How a
-    node that was away came back is not told.
+    A node that did not finish counts as crashed. A message that was not received counts as dropped, whatever the
+    cause. The plan does not tell how an absent node came back.
     """
     last = [_last(own) for own in records]
     faults: list[_Crash | _Drop] = [
@@ -40,19 +40,19 @@ def observed_fault_plan(records: Sequence[Records], graph: Topology, rounds: int
 
 
 def _drops(records: Sequence[Records], graph: Topology, sender: int, last: int) -> Iterator[_Drop]:
-    """A node's messages that were not heard; consecutive rounds with the same deaf listeners are one entry."""
-    listeners = [node for node, received in enumerate(graph.period[0]) if sender in received]
+    """A node's lost messages; consecutive rounds with the same receivers are one entry."""
+    receivers = [node for node, received in enumerate(graph.period[0]) if sender in received]
 
-    def deaf(round: int) -> list[int]:
-        found = [(listener, records[listener][round - 1]) for listener in listeners]
-        return [listener for listener, record in found if record and sender not in record["received"]]
+    def missed_by(round: int) -> list[int]:
+        found = [(receiver, records[receiver][round - 1]) for receiver in receivers]
+        return [receiver for receiver, record in found if record and sender not in record["received"]]
 
-    for to, group in groupby(range(1, last + 1), key=deaf):
+    for to, group in groupby(range(1, last + 1), key=missed_by):
         if to:
             lost = list(group)
             yield {"kind": "drop", "node": sender, "round": lost[0], "rounds": len(lost), "to": to}
 
 
 def _last(records: Records) -> int:
-    """The last round that a node took part in."""
+    """The last round in which a node took part."""
     return max((round for round, record in enumerate(records, start=1) if record), default=0)

@@ -1,4 +1,4 @@
-"""What a person sees of a swarm: one live table of its nodes on a terminal, plain lines elsewhere."""
+"""The progress of a swarm: a live table of its nodes on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ PAUSE = 2.0  # seconds between two plain lines
 
 
 class SwarmView:
-    """The nodes of a swarm and how far they are."""
+    """The nodes of a swarm and their progress."""
 
     def __init__(self, title: str, rounds: int, nodes: Sequence[NodeProcess], *, shown: bool) -> None:
         self.title, self.rounds, self.nodes, self.shown = title, rounds, nodes, shown
@@ -36,18 +36,18 @@ class SwarmView:
             self.live.stop()
 
     def update(self) -> None:
-        """Where there is no table: a line when the slowest node completed a round, and not too often."""
+        """Without a table, print a line when the slowest node has completed a round, but not too often."""
         if self.live or not self.shown:
             return
-        there = [node for node in self.nodes if node.state not in ("failed", "crashed", "left")]
-        round = min((node.round for node in there), default=0)
+        active = [node for node in self.nodes if node.state not in ("failed", "crashed", "left")]
+        round = min((node.round for node in active), default=0)
         now = time.monotonic()
         if round > self.round and (now - self.last > PAUSE or round == self.rounds):
             self.last, self.round = now, round
-            print(self._line(round, len(there)), file=sys.stderr, flush=True)
+            print(self._line(round, len(active)), file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the table."""
+        """Print a line above the table."""
         if self.shown:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -77,15 +77,15 @@ class SwarmView:
     def _metric(self) -> str:
         return "mse" if any("mse" in node.figures for node in self.nodes) else "accuracy"
 
-    def _line(self, round: int, there: int) -> str:
+    def _line(self, round: int, active: int) -> str:
         metric = self._metric()
-        text = f"{self.title}: round {round}/{self.rounds}, {there} of {len(self.nodes)} nodes"
+        text = f"{self.title}: round {round}/{self.rounds}, {active} of {len(self.nodes)} nodes"
         for name in (metric, "loss"):
             values = [value for node in self.nodes if (value := node.figures.get(name)) is not None]
             if values:
                 text += f", {name} {sum(values) / len(values):.4f}"
         if rejected := sum(node.rejected for node in self.nodes):
-            text += f", {rejected} messages refused"
+            text += f", {rejected} messages rejected"
         return text
 
 

@@ -1,4 +1,4 @@
-"""The messages that a node refused, from its log."""
+"""Count the messages that a node rejected, from its log."""
 
 import json
 from collections import Counter
@@ -8,14 +8,14 @@ from feda2l.peer.log import FILE
 
 
 def rejected_messages(state: Path) -> Counter[tuple[int, str]]:
-    """How many messages a node refused, by round and sender."""
+    """The number of messages that a node rejected, by round and sender."""
     found: Counter[tuple[int, str]] = Counter()
-    for path in sorted(state.glob(f"{FILE}*")):  # the older files too
+    for path in sorted(state.glob(f"{FILE}*")):  # including the rotated files
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                said = json.loads(line)
-            except ValueError:  # torn by a kill
+                entry = json.loads(line)
+            except ValueError:  # cut off by a kill
                 continue
-            if said.get("event") == "rejected":
-                found[said["round"] + 1, said["neighbour"]] += 1  # a line bears the last round that is complete
+            if entry.get("event") == "rejected":
+                found[entry["round"] + 1, entry["neighbour"]] += 1  # a line has the number of the last completed round
     return found

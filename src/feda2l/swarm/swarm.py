@@ -1,4 +1,4 @@
-"""`feda2l swarm`: the nodes of a spec as processes on this machine, watched, mended as a fault plan says, collected."""
+"""`feda2l swarm`: run the nodes of a spec as processes on this machine, apply a fault plan, and collect the results."""
 
 import signal
 import threading
@@ -25,14 +25,14 @@ from feda2l.swarm.swarm_folder import SwarmFolder, unused_folder
 from feda2l.swarm.swarm_process import NodeProcess
 from feda2l.topology import Topology
 
-TICK = 0.1  # seconds between two looks at the nodes
-LEAST = 30.0  # seconds that a node gets to end its round when it is told to leave
-ROUNDS = 3  # and so many of its usual rounds
+TICK = 0.1  # seconds between two checks of the nodes
+LEAST = 30.0  # the least seconds that a node has to finish its round after the signal to leave
+ROUNDS = 3  # a slow node has the duration of so many rounds
 
 
 @dataclass(frozen=True)
 class SwarmOptions:
-    """How a swarm runs, beside what it learns."""
+    """The options of a swarm that are not part of its spec."""
 
     insecure: bool = False
     wire: str = "fp32"
@@ -43,9 +43,9 @@ class SwarmOptions:
 
 
 def swarm(spec: Spec, out: Path | None = None, options: SwarmOptions | None = None) -> Run:
-    """Run a spec on real peers and collect what they came to in one run folder.
+    """Run a spec on real nodes and collect their results in one run folder.
 
-    RunFailed names the nodes that ended by themselves; the others went on, and the folder holds what they came to.
+    RunFailed names the nodes that failed. The others continued, and the folder holds their results.
     """
     options = options or SwarmOptions()
     out = out or (Path("runs") / spec.name if options.resume else unused_folder(spec.name))
@@ -56,8 +56,8 @@ def swarm(spec: Spec, out: Path | None = None, options: SwarmOptions | None = No
         loaded = Loaded.of(load_data(spec.data, options.data), find_device(spec.runtime))
         assembled = assemble(continued(spec, saved), loaded)
         _refuse_unfit(assembled)
-    plan = assembled.faults or None  # a plan in which nothing fails is none
-    own = assembled.spec.model_copy(update={"faults": None})  # a node gets its plan by its config
+    plan = assembled.faults or None  # an empty plan counts as no plan
+    own = assembled.spec.model_copy(update={"faults": None})  # a node gets the plan from its config
     if saved is not None:
         check_same_run(own, saved, shared)
         check_same_faults(plan, shared)
@@ -65,7 +65,7 @@ def swarm(spec: Spec, out: Path | None = None, options: SwarmOptions | None = No
             SwarmView(spec.name, 0, [], shown=options.shown).say(f"{out}: already finished, nothing to do")
             return Run(out)
     graph = assembled.live.plan.mixing.topology
-    del loaded  # the nodes load it themselves; it is loaded again to be collected
+    del loaded  # free the memory: every node loads the data itself, and `collect` loads them again
     nodes = SwarmFolder(shared.path, assembled.spec.data.nodes)
     with ExitStack() as stack:
         folder.open()
@@ -91,7 +91,7 @@ def _collect(
 
 
 class Swarm:
-    """Nodes that run at the same time, and who watches over them."""
+    """Starts the nodes, watches them and applies the fault plan."""
 
     def __init__(self, spec: Spec, folder: SwarmFolder, plan: FaultPlan | None, options: SwarmOptions) -> None:
         self.spec, self.folder, self.plan = spec, folder, plan or FaultPlan()
@@ -101,10 +101,10 @@ class Swarm:
         self.nodes = [NodeProcess(member, own) for member in folder.members]
         self.view = SwarmView(f"{spec.name}: {len(self.nodes)} nodes", spec.rounds, self.nodes, shown=options.shown)
         self.failed: dict[str, str] = {}
-        self.asked = 0  # how often we were told to stop
+        self.asked = 0  # how many stop signals arrived
 
     def run(self) -> list[str]:
-        """All nodes to their end; what became of those that failed. However this ends, no process is left."""
+        """Run all nodes to their end and return the messages of the failed ones. No process is left in any case."""
         try:
             with self._interruptions(), self.view:
                 for node in self.nodes:
@@ -114,7 +114,7 @@ class Swarm:
             for node in self.nodes:
                 node.end()
         if not any(node.state == "done" for node in self.nodes):
-            raise RunFailed("\n".join(["no node came to the end of the run", *self.failed.values()]), see="swarm")
+            raise RunFailed("\n".join(["no node finished the run", *self.failed.values()]), see="swarm")
         return list(self.failed.values())
 
     def _watch(self) -> None:
@@ -129,12 +129,12 @@ class Swarm:
             self._follow_plan()
             self.view.update()
             if self.failed and not any(node.done_now for node in self.nodes):
-                # nobody got anywhere yet, and who waits for it would wait long
+                # no node has completed a round, and the others would wait long for the failed node
                 self._leave()
-                raise RunFailed("\n".join(["the network did not come up", *self.failed.values()]), see="swarm")
+                raise RunFailed("\n".join(["the network did not start", *self.failed.values()]), see="swarm")
 
     def _ended(self, node: NodeProcess, code: int) -> None:
-        """A process is over: well, as planned, or by itself."""
+        """Handle the end of a process: finished, crashed as planned, or failed."""
         done = node.rounds_written()
         if code == 0:
             node.state = "done" if done >= self.spec.rounds else "left"
@@ -145,16 +145,16 @@ class Swarm:
             return
         node.state = "failed"
         why = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-        self.failed[str(node)] = f"{node} failed after round {done} ({why}); all it said is in {node.member.output}"
+        self.failed[str(node)] = f"{node} failed after round {done} ({why}); its output is in {node.member.output}"
         self.view.say(f"{self.failed[str(node)]}\n{node.last_words()}")
 
     def _follow_plan(self) -> None:
-        """Start again and let go on whom the plan brings back, when the network is as far as it says."""
+        """Restart or continue the nodes that the plan brings back, when the network has reached the planned round."""
         if not self.plan:
             return
         for node in self.nodes:
             others = self._others(node)
-            if node.state == "crashed" and others:  # nobody is left to come back to, else
+            if node.state == "crashed" and others:  # without others there is no network to return to
                 self._restart(node)
             elif node.running and self._planned("hang", node):
                 self._wake(node, [other for other in others if not other.stopped])
@@ -163,23 +163,23 @@ class Swarm:
         return [other for other in self.nodes if other is not node and other.running]
 
     def _restart(self, node: NodeProcess) -> None:
-        """Start a crashed node when the others have done the round before the one that the plan names."""
+        """Start a crashed node when the others have completed the round before the planned one."""
         network = max(other.round for other in self.nodes if other is not node)
         crashed = node.rounds_written() + 1
         back = min((f.round for f in self._planned("restart", node) if f.round > crashed), default=None)
         if back is not None and network >= back - 1:
             self.folder.strike_out(node.member, back)
-            self.view.say(f"{node} is started again; the others are at round {network}")
+            self.view.say(f"{node} restarts; the others are at round {network}")
             node.start()
 
     def _wake(self, node: NodeProcess, others: Sequence[NodeProcess]) -> None:
-        """Let a node that hangs go on when all others have done the rounds that it was to miss, or none is left."""
+        """Continue a hung node when all others have completed the rounds that it must miss, or when none is left."""
         if not node.stopped:
             return
         now, round = time.monotonic(), node.rounds_written() + 1
         hang = self.plan.hangs(node.id, round)
         if hang is None:
-            return  # somebody else stopped it
+            return  # the plan did not stop it
         if node.hung_since is None:
             node.hung_since, node.state = now, "hung"
             self.view.say(f"{node} hangs in round {round}, as planned")
@@ -195,7 +195,7 @@ class Swarm:
         return [fault for fault in self.plan.faults if fault.kind == kind and fault.node == node.id]
 
     def _leave(self) -> None:
-        """Tell all nodes to leave after their round; who does not in time, or has none to end, is killed."""
+        """Tell all nodes to leave after their round; a node that is late, or has not met the others, is killed."""
         before, started = self.asked, time.monotonic()
         longest = max((node.pace or 0.0 for node in self.nodes), default=0.0)
         for node in self.nodes:
@@ -208,11 +208,11 @@ class Swarm:
                 node.look()
             self.view.update()
             if self.asked > max(before, 1) or time.monotonic() - started > max(LEAST, ROUNDS * longest):
-                return  # whoever is left is killed
+                return  # the remaining nodes are killed
 
     @contextmanager
     def _interruptions(self) -> Iterator[None]:
-        """Ctrl-C or a polite kill lets the nodes' rounds end; a second one does not."""
+        """Ctrl-C or SIGTERM lets the nodes finish their round; a second one does not."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -220,7 +220,7 @@ class Swarm:
         def stop(number: int, _: object) -> None:
             self.asked += 1
             if self.asked == 1:
-                self.view.say("the nodes leave after this round; once more to stop at once")
+                self.view.say("the nodes stop after this round; press Ctrl-C again to stop at once")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -233,12 +233,12 @@ class Swarm:
 def _demand_folder(folder: RunFolder, shared: RunFolder, *, resume: bool) -> None:
     if resume and not shared.started:
         raise FedA2LError(
-            f"--out {folder.path}: is not the folder of a swarm (it has no {shared.spec}); choose another",
+            f"--out {folder.path}: is not the folder of a swarm (it has no {shared.spec}); choose another --out",
             see="folder-not-empty",
         )
     if not resume and folder.occupied:
         raise FedA2LError(
-            f"--out {folder.path}: the folder is not empty; go on with --resume or choose another",
+            f"--out {folder.path}: the folder is not empty; use --resume to continue its run, or choose another --out",
             see="folder-not-empty",
         )
 
@@ -248,11 +248,11 @@ def _refuse_unfit(assembled: Assembled) -> None:
     refuse_network(spec)
     where = f'topology.name = "{spec.topology.name}"'
     if spec.data.nodes < 2:
-        raise FedA2LError(f"data.nodes = {spec.data.nodes}: a swarm has at least 2 nodes")
+        raise FedA2LError(f"data.nodes = {spec.data.nodes}: a swarm needs at least 2 nodes")
     if len(graph.period) > 1:
         raise FedA2LError(
-            f"{where} changes from round to round, and a node keeps its neighbours; use a graph that stays, as "
+            f"{where} changes from round to round, but a real node keeps its neighbours; use a fixed graph, such as "
             '"exponential" or "ring"'
         )
     if not any(graph.period[0]):
-        raise FedA2LError(f"{where}: nobody hears anybody, so there is nothing to run over a network")
+        raise FedA2LError(f'{where} has no links; a swarm needs a graph with links, for example "ring"')

@@ -1,4 +1,4 @@
-"""A swarm's nodes on disk: for each a folder with its config, its certificate and its state, all below `nodes/`."""
+"""The nodes of a swarm on disk: `nodes/` has one folder per node with its config, its certificate and its state."""
 
 import contextlib
 import os
@@ -24,15 +24,15 @@ from feda2l.topology import Topology
 from feda2l.wire.certificates import AUTHORITY, issue, make_authority
 
 HOST = "127.0.0.1"
-LOWEST = 10_000  # of a node's port
-# All nodes share this machine: who is late here waits for a core. So a swarm is patient, and its rounds miss nobody.
+LOWEST = 10_000  # the lowest port of a node
+# All nodes share this machine, so a late node usually waits for a core. Long deadlines let every round include all.
 DEADLINE = {"factor": 20.0, "least": 20.0, "most": 3600.0}
-DAYS = 30  # that a certificate is valid: longer than any swarm runs, and keys are deleted at its end
+DAYS = 30  # the validity of a certificate: longer than any swarm runs; the keys are deleted at its end
 
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """One node of a swarm, as it lies on disk."""
+    """One node of a swarm on disk."""
 
     id: int
     folder: Path
@@ -45,12 +45,12 @@ class NodeFolder:
 
     @property
     def faults(self) -> Path:
-        """Its copy of the fault plan: what has happened to it is struck out of it when it is started again."""
+        """Its copy of the fault plan; faults that already happened are removed from it at a restart."""
         return self.folder / "faults.toml"
 
     @property
     def output(self) -> Path:
-        """What its process says on stdout and stderr."""
+        """The stdout and stderr of its process."""
         return self.folder / "output.log"
 
 
@@ -58,7 +58,7 @@ class SwarmFolder:
     """`nodes/` below a run folder: `spec.toml` and the fault plan for all, `n0/`, `n1/`, ... for each."""
 
     def __init__(self, path: Path, nodes: int) -> None:
-        self.shared = RunFolder(path)  # of the nodes: their spec and fault plan have the names of a run folder's
+        self.shared = RunFolder(path)  # spec and fault plan have the same names as in a run folder
         self.authority = path / "authority"
         folders = [path / name_of(id) for id in range(nodes)]
         self.members = [
@@ -67,7 +67,7 @@ class SwarmFolder:
         ]
 
     def prepare(self, spec: Spec, graph: Topology, plan: FaultPlan | None, *, insecure: bool, wire: str) -> None:
-        """Write everything that the nodes start from; where they were before, under their former addresses."""
+        """Write everything that the nodes need to start; nodes of an earlier start keep their addresses."""
         configs = self._configs(spec, graph, insecure=insecure, wire=wire, planned=bool(plan))
         try:
             self._write(spec, plan, configs)
@@ -91,14 +91,14 @@ class SwarmFolder:
             self.shared.write(self.shared.faults, plan.text.encode())
 
     def forget_keys(self) -> None:
-        """Delete every private key, and what is of no use without them."""
+        """Delete every private key and the certificates, which are useless without them."""
         shutil.rmtree(self.authority, ignore_errors=True)
         for member in self.members:
             for ending in ("key", "pem"):
                 (member.folder / f"{member.name}.{ending}").unlink(missing_ok=True)
 
     def strike_out(self, member: NodeFolder, round: int) -> None:
-        """Leave out of a node's own plan that it crashes up to a round: it has done so, and must not again."""
+        """Remove the node's crashes up to `round` from its plan: they have happened and must not happen again."""
         values = read_toml(member.faults)
         kept = []
         for entry in values.get("fault", []):
@@ -114,11 +114,13 @@ class SwarmFolder:
     def _configs(
         self, spec: Spec, graph: Topology, *, insecure: bool, wire: str, planned: bool
     ) -> list[dict[str, Any]]:
-        """Every node's config, checked; a folder of an earlier start keeps its run, wire format and ports."""
+        """The checked config of every node; a folder of an earlier start keeps its run, wire format and ports."""
         before = [read_toml(member.config) if member.config.exists() else {} for member in self.members]
         was = before[0].get("wire", wire)
         if was != wire:
-            raise FedA2LError(f"--wire {wire}: the run in this folder began with {was}; go on with --wire {was}")
+            raise FedA2LError(
+                f"--wire {wire}: the run in this folder started with {was}; use --wire {was} to resume it"
+            )
         run = before[0].get("run") or f"{spec.name[:48]}-{secrets.token_hex(4)}"
         ports = free_ports([_port(values) for values in before])
         return [
@@ -138,7 +140,7 @@ class SwarmFolder:
         wire: str,
         planned: bool,
     ) -> dict[str, Any]:
-        """A node's config, checked."""
+        """The checked config of one node."""
         name = member.name
         values: dict[str, Any] = {
             "name": name,
@@ -161,7 +163,7 @@ class SwarmFolder:
         return values
 
     def _certify(self) -> None:
-        """A throw-away authority that vouches for these nodes and, its key deleted, for nobody else."""
+        """Make a temporary authority for these nodes; its key is deleted, so it cannot issue other certificates."""
         make_authority(self.authority, days=DAYS)
         for member in self.members:
             issue(self.authority, member.name, hosts=[HOST], days=DAYS, out=member.folder)
@@ -173,7 +175,7 @@ def name_of(id: int) -> str:
 
 
 def neighbour_lists(graph: Topology) -> Iterator[list[dict[str, Any]]]:
-    """For every node those it talks to, without their addresses."""
+    """The neighbours of every node, without their addresses."""
     near = graph.period[0]
     receivers: list[set[int]] = [set() for _ in near]
     for node, received in enumerate(near):
@@ -191,16 +193,16 @@ def neighbour_lists(graph: Topology) -> Iterator[list[dict[str, Any]]]:
 
 
 def free_ports(wanted: Sequence[int]) -> list[int]:
-    """Ports of the loopback that nobody listens at: those wanted where they are free, others for them and for 0.
+    """Free ports of the loopback: the wanted ones if they are free, otherwise (and for 0) random ones.
 
-    They lie below those that the system gives to outgoing connections: else a node's connection to one neighbour might
-    take the port of another that is not up yet.
+    They lie below the ports that the system gives to outgoing connections. Otherwise a node's connection to one
+    neighbour could take the port of another neighbour that has not started yet.
     """
     with contextlib.ExitStack() as stack:
 
         def take(port: int) -> bool:
             taken = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            # as the node's own socket: a port whose last connection is a minute old is free
+            # like the node's socket: a port is free although its last connection ended a minute ago
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 taken.bind((HOST, port))
@@ -217,7 +219,8 @@ def free_ports(wanted: Sequence[int]) -> list[int]:
                     pass
                 if not others:
                     raise RunFailed(
-                        f"there are not enough free ports on {HOST} for {len(wanted)} nodes", see="port-in-use"
+                        f"{HOST} has not enough free ports for {len(wanted)} nodes; use fewer --nodes",
+                        see="port-in-use",
                     )
             ports.append(port)
         return ports
@@ -234,6 +237,6 @@ def _port(config: dict[str, Any]) -> int:
 
 
 def unused_folder(name: str) -> Path:
-    """`runs/NAME`, with a number where that is taken."""
+    """`runs/NAME`, with a number if that folder exists."""
     names = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 1 << 30))
     return next(path for path in names if not os.path.lexists(path))

@@ -1,4 +1,4 @@
-"""A node's process as its swarm sees it: started, watched through its log, ended."""
+"""The process of one node in a swarm: start it, follow its log, end it."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from feda2l.swarm.swarm_folder import NodeFolder
 State = Literal["starting", "running", "hung", "crashed", "failed", "left", "done"]
 TAIL = 8  # lines of a failed node's output that are shown
 
-# The kernel kills the node when the swarm ends, however it ends (Linux); that lasts over exec, and an exec of a bare
-# interpreter is safer than Python code between fork and exec of a process with threads.
+# On Linux the kernel kills the node when the swarm ends in any way. This setting survives exec. Starting a bare
+# interpreter first is safer than running Python code between fork and exec in a process with threads.
 BOUND = """
 import os, sys
 parent, command = int(sys.argv[1]), sys.argv[2:]
@@ -31,18 +31,18 @@ if os.getppid() == parent:
 
 
 class NodeProcess:
-    """One node. `look` brings what it says about itself up to date."""
+    """One node. `look` updates the fields below from its log."""
 
     def __init__(self, member: NodeFolder, options: Sequence[str]) -> None:
         self.member, self.options = member, options
         self.process: subprocess.Popen[bytes] | None = None
         self.state: State = "starting"
-        self.round = self.done_now = 0  # completed, and of these since its process started
-        self.met = False  # its neighbours, since its process started
-        self.figures: dict[str, Any] = {}  # of the last round
+        self.round = self.done_now = 0  # rounds completed in all, and since its process started
+        self.met = False  # has the process met its neighbours?
+        self.figures: dict[str, Any] = {}  # scores of the last round
         self.rejected = 0
         self.pace: float | None = None  # seconds of the last round
-        self.last = 0.0  # when it completed a round
+        self.last = 0.0  # the time of its last completed round
         self.hung_since: float | None = None
         self._log = Tail(member.state.path / FILE)
         self.look()
@@ -68,21 +68,21 @@ class NodeProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is the swarm's: it tells the nodes, once
+                start_new_session=True,  # Ctrl-C reaches only the swarm, which tells the nodes once
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},  # a node trains on one core
             )
 
     def look(self) -> int | None:
-        """Read its log on; its exit code if its process has just ended."""
+        """Read new lines of its log; return its exit code if its process has just ended."""
         running = self.running
         code = self.process.poll() if self.process else None
         while lines := self._log.read():
             for line in lines:
                 try:
-                    said = json.loads(line)
-                except ValueError:  # torn by a kill
+                    entry = json.loads(line)
+                except ValueError:  # cut off by a kill
                     continue
-                self._hear(said)
+                self._read(entry)
         return code if running else None
 
     def signal(self, number: signal.Signals) -> None:
@@ -90,35 +90,36 @@ class NodeProcess:
             self.process.send_signal(number)
 
     def end(self) -> None:
-        """Make sure that it is gone."""
+        """Kill the process if it still runs."""
         if self.process is not None:
             self.signal(signal.SIGKILL)
             self.process.wait()
 
     @property
     def stopped(self) -> bool:
-        """Does its process stand still (SIGSTOP)?"""
+        """Is its process stopped (SIGSTOP)?"""
         assert self.process is not None
         try:
             stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        except OSError:  # gone, or no Linux
+        except OSError:  # the process is gone, or this is not Linux
             return False
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def rounds_written(self) -> int:
-        """The rounds in its records: these are written at once, its log a little later."""
+        """The number of rounds in its records, which are written earlier than its log."""
         path = self.member.state.rounds
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def last_words(self) -> str:
-        """The end of what its process said."""
+        """The last lines of its output."""
         try:
             lines = self.member.output.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             lines = []
         return "\n".join(f"  {self}: {line}" for line in lines[-TAIL:])
 
-    def _hear(self, line: dict[str, Any]) -> None:
+    def _read(self, line: dict[str, Any]) -> None:
+        """Update the fields from one line of the log."""
         event = line.get("event")
         if event == "met":
             self.met = True
