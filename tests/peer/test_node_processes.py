@@ -104,9 +104,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> in
         ({"key": "lost.key"}, "lost.key", "certs issue"),
         ({"ca": "lost.pem"}, "lost.pem", "certs init"),
         ({"certificate": "garbage.pem"}, "garbage.pem", "not a certificate in PEM"),
-        ({"key": "folder.key"}, "folder.key", "who runs the node must own it"),
+        ({"key": "folder.key"}, "folder.key", "the user of the node must own it"),
         ({"key": "n1.key"}, "n1.key", "is not the key of"),
-        ({"certificate": "n1.pem", "key": "n1.key"}, "n1.pem", "is the certificate of n1, this node is n0"),
+        ({"certificate": "n1.pem", "key": "n1.key"}, "n1.pem", "belongs to n1, but name ="),
         ({"certificate": "expired/n0.pem", "key": "expired/n0.key"}, "n0.pem", "certs issue NAME --renew"),
     ],
 )
