@@ -1,4 +1,4 @@
-"""Coordinate-wise median of all received models: one liar among the neighbours cannot pull it away.
+"""Coordinate-wise median of all received models: one malicious neighbour cannot shift it arbitrarily.
 
 Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
 """
@@ -12,7 +12,7 @@ from feda2l.algorithms import Algorithm, Neighbourhood
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinateMedian(Algorithm):
-    """A = the median over the closed neighbourhood, by coordinate; of an even number the mean of the middle two."""
+    """A = the coordinate-wise median over the closed neighbourhood; for an even number, the mean of the middle two."""
 
     summary = "the coordinate-wise median of the closed neighbourhood"
     citation = "Yin et al. 2018"

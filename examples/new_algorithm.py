@@ -1,4 +1,4 @@
-"""SlowMo: the movement of a whole round has a momentum of its own.
+"""SlowMo: a momentum for the update of a whole round.
 
 Wang, Tantia, Ballas, Rabbat: "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", ICLR 2020.
 """
@@ -14,31 +14,31 @@ from feda2l.algorithms import Algorithm, NodeStates
 
 @dataclass(frozen=True, kw_only=True)
 class SlowMo(Algorithm):
-    """With a the plain average of the round, B where the round began and r the rate of each layer:
+    """With the average a of the round, the base state B and the rate r of each layer:
 
         u <- beta u + (B - a) / r;   A = B - alpha r u
 
     beta = 0 and alpha = 1 is FedAvg.
     """
 
-    summary = "a slow momentum over whole rounds"
+    summary = "a slow momentum for whole rounds"
     citation = "Wang et al. 2020"
-    state = ("slow",)  # u: a row of parameters a node, zero at the start, in every checkpoint
+    state = ("slow",)  # u: one row of parameters per node, initially zero, saved in every checkpoint
 
     beta: float = 0.7
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        self.demand(0 <= self.beta < 1, "beta", "must be from 0 up to, but not, 1")
-        self.demand(0 < self.alpha < float("inf"), "alpha", "must be above 0; 1 goes as far as the average")
+        self.demand(0 <= self.beta < 1, "beta", "must be at least 0 and below 1")
+        self.demand(0 < self.alpha < float("inf"), "alpha", "must be above 0; 1 moves to the average")
 
     def accept(self, states: NodeStates, sent: dict[str, Tensor], mixed: dict[str, Tensor]) -> Tensor:
         average, slow = mixed["model"], states.state["slow"]
         rate = states.expand(states.rates)  # [nodes, layers] -> [nodes, width]
         slow.mul_(self.beta)
-        # A in two parts, what is new and what is remembered: with alpha = 1 the first is the average to the bit
+        # A has two terms, the new average and the momentum; with alpha = 1 the first equals the average bit for bit
         aggregated = torch.lerp(states.base, average, self.alpha) - self.alpha * rate * slow
-        slow.add_(((states.base - average) / rate).masked_fill_(rate == 0, 0.0))  # a layer at rate 0 took no step
+        slow.add_(((states.base - average) / rate).masked_fill_(rate == 0, 0.0))  # a layer with rate 0 did not move
         return aggregated
 
 

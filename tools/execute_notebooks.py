@@ -1,6 +1,6 @@
-"""Execute the notebooks of docs/notebooks anew, in place and tidy: `python tools/execute_notebooks.py [NAME ...]`.
+"""Execute the notebooks of docs/notebooks again, in place: `python tools/execute_notebooks.py [NAME ...]`.
 
-Every notebook runs in an empty folder. What differs from one execution to the next (times, paths, versions) goes.
+Every notebook runs in an empty folder. Metadata that differ between executions (times, paths, versions) are removed.
 """
 
 import re
@@ -21,7 +21,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-PATH = re.compile(r"(?<![\w.:/<])/(?:\w[\w.-]*/)+|[A-Z]:\\")  # absolute, as a machine has them
+PATH = re.compile(r"(?<![\w.:/<])/(?:\w[\w.-]*/)+|[A-Z]:\\")  # absolute paths of a machine
 
 
 def names() -> list[str]:
@@ -31,17 +31,17 @@ def names() -> list[str]:
 def read(name: str) -> Any:
     path = FOLDER / f"{name}.ipynb"
     if not path.exists():
-        sys.exit(f"there is no notebook {name!r}; there are {', '.join(names())}")
+        sys.exit(f"{name}: no such notebook in {FOLDER}; choose one of {', '.join(names())}")
     return nbformat.read(path, as_version=4)
 
 
 def execute(notebook: Any) -> Any:
-    """The notebook as a fresh kernel makes it; a cell that fails raises."""
+    """Run the notebook in a new kernel; a cell that fails raises."""
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
             kernel_name="python3",
-            timeout=None,  # a slow machine is no failure
+            timeout=None,  # a slow machine must not fail
             startup_timeout=600,
             resources={"metadata": {"path": folder}},
             record_timing=False,
@@ -64,7 +64,7 @@ def tidy(notebook: Any) -> Any:
 
 
 def text(cell: Any) -> str:
-    """What a cell printed, and the plain text of what it showed."""
+    """The printed output of a cell, and the plain text of its displays."""
     parts = []
     for output in cell.get("outputs", ()):
         parts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
@@ -72,13 +72,13 @@ def text(cell: Any) -> str:
 
 
 def faults(notebook: Any) -> list[str]:
-    """What does not belong into a committed notebook."""
+    """The problems of a notebook that must not be committed."""
     found = []
     for number, cell in enumerate(cell for cell in notebook.cells if cell.cell_type == "code"):
         if cell.execution_count != number + 1:
             found.append(f"{cell.id}: not executed in order")
         if PATH.search(text(cell)):
-            found.append(f"{cell.id}: its output names a path of this machine")
+            found.append(f"{cell.id}: its output contains a path of this machine")
         for output in cell.outputs:
             if output.output_type == "error" or output.get("name") == "stderr":
                 found.append(f"{cell.id}: {output.get('ename') or output.get('text')}")

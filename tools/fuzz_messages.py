@@ -1,8 +1,8 @@
 """Fuzz the decoder of the peers' messages: `python tools/fuzz_messages.py --inputs 100000`.
 
-Each input is a valid message with at most three mutations. The decoder must refuse a head or return it as it was sent.
-It must refuse a payload or return its tensors: of the template's shapes, finite, without a negative variance. Where
-the digest is known, only the unchanged payload may pass. Any other exception, a slow input, or memory above a limit is
+Each input is a valid message with at most three mutations. The decoder must reject a head or return it unchanged. It
+must reject a payload or return its tensors: of the template's shapes, finite, without a negative variance. If the
+digest is known, only the unchanged payload may pass. Any other exception, a slow input, or memory above a limit is
 a failure. A third of the inputs are heads that a member damages and then signs correctly: they may contain anything
 but the name of another node.
 """
@@ -260,7 +260,7 @@ def main() -> None:
     )
     print(f"resident memory grew by {found.resident / 2**20:.1f} MiB (cap {MOST_RESIDENT // 2**20})")
     if found.meter.longest > LONGEST or found.meter.largest > MOST_PYTHON or found.resident > MOST_RESIDENT:
-        raise SystemExit("beyond a cap")
+        raise SystemExit("a measurement is above its cap")
 
 
 def _spoil(data: bytes, other: bytes, draw: Random) -> bytes:

@@ -1,10 +1,11 @@
-"""The public interface as text, a line for each thing that a user's code, spec or command can depend on.
+"""Write the public interface as text, one line for everything that a user's code, spec or command can depend on.
 
-    python tools/public_api.py                       # what differs from tests/api/public-api.txt
-    python tools/public_api.py "what changed and why"  # take it as it is now, and say so in CHANGELOG.md
+    python tools/public_api.py                       # show the differences from tests/api/public-api.txt
+    python tools/public_api.py "what changed and why"  # accept the current interface and add it to CHANGELOG.md
 
-Every interface has a fingerprint, and the newest entry of CHANGELOG.md about it must have the present one: no public
-signature changes without a line there. Signatures are read from the source, so that every Python writes the same text.
+Every interface has a fingerprint. The newest entry of CHANGELOG.md about the interface must have the current one, so
+every change of a public signature needs an entry. Signatures are read from the source, so that every Python version
+writes the same text.
 """
 
 import ast
@@ -29,7 +30,7 @@ SNAPSHOT = ROOT / "tests" / "api" / "public-api.txt"
 CHANGELOG = ROOT / "CHANGELOG.md"
 SECTION = "### Public interface"
 
-# Extend these when something becomes public; docs/api-stability.md says what that promises.
+# Extend this list when a module becomes public; docs/api-stability.md states the promise.
 MODULES = (
     "feda2l",
     "feda2l.algorithms",
@@ -48,7 +49,7 @@ MODULES = (
     "feda2l.topology",
     "feda2l.trackers",
 )
-# Classes that are handed out and never built by a user: public in what they offer, not in where they lie.
+# Classes that functions return and users never create: their members are public, their module is not.
 HANDED_OUT = (
     "feda2l.scheduler:LayerRate",
     "feda2l.studies.run_study:Outcome",
@@ -59,7 +60,7 @@ HANDED_OUT = (
 
 
 def public_api() -> list[str]:
-    """Every line, in order."""
+    """All lines of the interface, in order."""
     lines = [line for name in MODULES for line in _module(importlib.import_module(name))]
     for path in HANDED_OUT:
         module, _, name = path.partition(":")
@@ -83,13 +84,13 @@ def snapshot() -> list[str]:
 
 
 def announced(lines: list[str]) -> bool:
-    """Is the newest entry about the interface, the first one of the changelog, about this one, and has it words?"""
+    """Does the first interface entry of the changelog have this fingerprint and a description?"""
     newest = re.search(r"^- `([0-9a-f]{12})` \S", CHANGELOG.read_text(), flags=re.MULTILINE)
     return newest is not None and newest[1] == fingerprint(lines)
 
 
 def difference(lines: list[str]) -> list[str]:
-    """What is not as in the snapshot: lines with - are gone, with + are new."""
+    """The differences from the snapshot: lines with - were removed, lines with + are new."""
     changed = difflib.unified_diff(snapshot() if SNAPSHOT.exists() else [], lines, lineterm="", n=0)
     return [line for line in changed if line[0] in "+-" and line[:3] not in ("+++", "---")]
 
@@ -100,7 +101,7 @@ def difference(lines: list[str]) -> list[str]:
 def _module(module: ModuleType) -> Iterator[str]:
     for name in sorted(module.__all__):
         thing = getattr(module, name)
-        if not inspect.ismodule(thing):  # a public module stands for itself
+        if not inspect.ismodule(thing):  # a public module is listed by itself
             yield from _thing(f"{module.__name__}.{name}", thing)
 
 
@@ -133,7 +134,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
                 returns = f": {ast.unparse(node.returns)}" if node.returns else ""
                 yield f"{name}.{method}{returns}" if is_value else f"{name}.{method}{_signature(node)}"
             case ast.AnnAssign() if issubclass(kind, BaseModel):
-                pass  # keys of a file, which are listed as such
+                pass  # the keys of a file are listed separately
             case ast.AnnAssign(target=ast.Name(id=field)) if not field.startswith("_"):
                 yield f"{name}.{ast.unparse(node)}"
             case ast.Assign(targets=[ast.Name(id=field)], value=ast.Constant(value=int())) if not field.startswith("_"):
@@ -141,7 +142,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
 
 
 def _parameters(value: Any) -> str:
-    """Of a rule, an algorithm or a model in a table by name: what may stand beside its name."""
+    """The parameters of a rule, an algorithm or a model in a registry."""
     if inspect.isclass(value) and dataclasses.is_dataclass(value):
         return f"({', '.join(f'{f.name}={f.default!r}' for f in dataclasses.fields(value) if f.init)})"
     return ""
@@ -153,7 +154,7 @@ def _signature(node: Any) -> str:
 
 
 def _set_in(init: ast.FunctionDef) -> list[str]:
-    """Public attributes that a constructor sets."""
+    """The public attributes that a constructor sets."""
     targets = [t for node in ast.walk(init) if isinstance(node, ast.Assign) for t in node.targets]
     flat = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
     names = [t.attr for t in flat if isinstance(t, ast.Attribute) and ast.unparse(t.value) == "self"]
@@ -161,7 +162,7 @@ def _set_in(init: ast.FunctionDef) -> list[str]:
 
 
 def _node(thing: Any) -> Any:
-    """Where a class or function is defined; of overloads the last, which holds for all."""
+    """The definition of a class or function; of overloads the last one, which is the implementation."""
     body: list[ast.stmt] = _source(thing.__module__).body
     for part in thing.__qualname__.split("."):
         found = [node for node in body if getattr(node, "name", None) == part][-1]
@@ -217,20 +218,20 @@ def _commands(name: str, app: App) -> Iterator[str]:
 
 
 def _value(default: Any) -> str:
-    return str(default) if isinstance(default, Path) else repr(default)  # a path's repr is its system's
+    return str(default) if isinstance(default, Path) else repr(default)  # the repr of a path depends on the system
 
 
 def _choices(hint: Any) -> str:
-    """Of an option that takes some words only."""
+    """The allowed values of an option with a fixed set of values."""
     literals = [inner for inner in (hint, *get_args(hint)) if get_origin(inner) is Literal]
     return "".join(f": {' | '.join(map(str, get_args(inner)))}" for inner in literals)
 
 
-# --- taking it ---------------------------------------------------------------------------------------------
+# --- accepting a change ------------------------------------------------------------------------------------
 
 
 def _announce(lines: list[str], words: str) -> None:
-    """Put the entry at the head of the newest version's part of the changelog."""
+    """Add the entry at the top of the newest version in the changelog."""
     text = CHANGELOG.read_text()
     heading = re.search(r"^## .*\n\n", text, flags=re.MULTILINE)
     assert heading, "CHANGELOG.md has no version"
@@ -245,16 +246,16 @@ def main() -> None:
     lines = public_api()
     changed = difference(lines)
     if not changed and announced(lines):
-        print(f"{len(lines)} lines, {fingerprint(lines)}: as in {SNAPSHOT.relative_to(ROOT)}")
+        print(f"{len(lines)} lines, {fingerprint(lines)}: same as {SNAPSHOT.relative_to(ROOT)}")
         return
     print("\n".join(changed))
     if len(sys.argv) < 2 or not sys.argv[1].strip():
-        sys.exit('the public interface changed; to take it: python tools/public_api.py "what changed and why"')
+        sys.exit('the public interface changed; to accept it: python tools/public_api.py "what changed and why"')
     SNAPSHOT.parent.mkdir(parents=True, exist_ok=True)
     SNAPSHOT.write_text("\n".join(lines) + "\n")
     if not announced(lines):
         _announce(lines, sys.argv[1].strip())
-    print(f"taken, and announced in {CHANGELOG.relative_to(ROOT)}: {fingerprint(lines)}")
+    print(f"accepted, with an entry in {CHANGELOG.relative_to(ROOT)}: {fingerprint(lines)}")
 
 
 if __name__ == "__main__":

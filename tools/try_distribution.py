@@ -1,8 +1,8 @@
-"""Install a wheel or an sdist into an empty environment and run the demo from there, in an empty folder.
+"""Install a wheel or an sdist into an empty environment and run its demo in an empty folder.
 
     python tools/try_distribution.py dist/feda2l-0.1.0-py3-none-any.whl [FILE ...]
 
-The environment is of the Python that runs this file; versions are those of lock.txt. An sdist is built by pip.
+The environment uses the Python that runs this file and the versions of lock.txt. pip builds an sdist.
 """
 
 import os
@@ -17,7 +17,7 @@ WHERE = "import feda2l, sys; print(feda2l.__version__, feda2l.__file__)"
 
 
 def try_distribution(file: Path, seeds: int = 1) -> str:
-    """What the demo printed; anything that goes wrong raises with what was said."""
+    """Return the output of the demo; a failed command raises with its output."""
     file = file.resolve(strict=True)
     with tempfile.TemporaryDirectory() as folder:
         home, work = Path(folder) / "environment", Path(folder) / "work"
@@ -33,17 +33,17 @@ def try_distribution(file: Path, seeds: int = 1) -> str:
         shown = say(str(home / "bin" / "feda2l"), "demo", "--seeds", str(seeds))
         made = {path.name for path in (work / "runs" / "demo").iterdir()}
         if "demo.png" not in made or len(made) < 2:
-            raise RuntimeError(f"the demo left {sorted(made)}")
-        # what lies in the package beside the code: studies, the page, the paper's numbers
+            raise RuntimeError(f"the demo wrote only {sorted(made)}")
+        # the files of the package besides the code: studies, the report page, the paper's numbers
         say(str(home / "bin" / "feda2l"), "list", "studies")
         say(str(home / "bin" / "feda2l"), "report", "runs/demo", "--out", "report")
         if not (work / "report" / "index.html").exists():
-            raise RuntimeError("the report has no page")
+            raise RuntimeError("feda2l report wrote no index.html")
         return shown
 
 
 def _runner(work: Path):  # type: ignore[no-untyped-def]
-    # neither a tree on the path nor a user's own packages may stand in for what was installed
+    # neither a source tree on the path nor packages of the user may replace the installed package
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
     def say(*command: str) -> str:
