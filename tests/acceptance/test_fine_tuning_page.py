@@ -1,4 +1,4 @@
-"""What docs/fine-tuning.md shows is run, in its order."""
+"""The blocks of docs/fine-tuning.md run in their order."""
 
 import re
 import shlex

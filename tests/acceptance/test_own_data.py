@@ -1,4 +1,4 @@
-"""A user's own data, end to end: pictures, a table, a series, what a function returns; and every mistake in words."""
+"""A user's own data end to end: images, a table, a series and a function; and the message of every mistake."""
 
 import json
 import math
@@ -20,7 +20,7 @@ SITES = ("north", "south", "west")
 
 
 def pictures(folder: Path) -> dict[str, Any]:
-    """Bright and dark pictures of 6 x 6 from three nodes."""
+    """Bright and dark images of 6 x 6 pixels from three nodes."""
     random, nodes = Random(1), ["path,node"]
     for number in range(270):
         kind, level = ("dark", 60) if number % 2 else ("bright", 190)
@@ -45,7 +45,7 @@ def table(folder: Path) -> dict[str, Any]:
 
 
 def waves(folder: Path) -> dict[str, Any]:
-    """Two variates that swing, at three sites of their own scale; some cells are empty."""
+    """Two oscillating variates at three sites with different scales; some cells are empty."""
     lines = ["site,level,flow"]
     for number, site in enumerate(SITES):
         for t in range(200):
@@ -119,7 +119,7 @@ class Flat(Short):
     def forward(self, x):
         return super().forward(x)[:, :1]
 
-# what a function may get wrong
+# mistakes of a function
 class Nothing:
     pass
 def raises():
@@ -156,7 +156,7 @@ five = 5
 
 @pytest.fixture
 def own(cli: Cli) -> Path:
-    """A module of the user's in the current folder; it has one content, so that it may stay imported."""
+    """A user's module in the current folder; its content is constant, so it can stay imported."""
     Path("own_corners.py").write_text(MODULE)
     return Path.cwd()
 
@@ -174,9 +174,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_own_data_are_learned_by_their_own_nodes_and_resumed_to_the_same_bytes(
-    kind: str, own: Path, tmp_path: Path
-) -> None:
+def test_own_data_train_at_their_nodes_and_resume_to_the_same_bytes(kind: str, own: Path, tmp_path: Path) -> None:
     make, more, nodes = KINDS[kind]
     spec = {**SMALL, **more, "rounds": 6, "data": make(tmp_path / "own")}
     run = feda2l.run(spec, out=tmp_path / "whole", progress=False)
@@ -213,14 +211,14 @@ def test_the_command_line_runs_shows_and_evaluates_own_data(kind: str, own: Path
     assert "already finished" in again.err
 
 
-def test_numbers_that_are_no_series_are_learned_too(own: Path) -> None:
+def test_numbers_that_are_not_a_series_work_too(own: Path) -> None:
     spec = {**SMALL, "rounds": 8, "data": {"name": "own_corners:sums", "partition": "iid", "nodes": 2}}
     run = feda2l.run({**spec, "model": {"name": "own_corners:Sum"}}, out="sums", progress=False)
     assert run.summary["mse"]["final"] < 0.01
     assert "naive" not in run.summary
 
 
-def test_data_that_name_their_nodes_can_be_dealt_otherwise(own: Path) -> None:
+def test_data_with_named_nodes_can_be_partitioned_differently(own: Path) -> None:
     data = {**table(own / "own"), "partition": "iid", "nodes": 2}
     run = feda2l.run({**SMALL, "rounds": 1, "data": data}, out="iid", progress=False)
     assert run.spec.data.nodes == 2
@@ -324,12 +322,12 @@ def test_a_mistake_is_named_before_anything_is_written(sets: dict[str, Any], wor
     assert not Path("out").exists()
 
 
-def test_the_python_api_says_the_same_words(own: Path) -> None:
+def test_the_python_api_raises_the_same_message(own: Path) -> None:
     with pytest.raises(FedA2LError, match=r"data\.path is missing"):
         feda2l.run({"data": {"name": "folder"}}, out="out")
 
 
-def test_a_data_set_of_one_sample_is_an_error_and_no_crash(own: Path) -> None:
+def test_a_data_set_of_one_sample_is_an_error_without_a_traceback(own: Path) -> None:
     single = "def single():\n    return replace(without_nodes(), train=samples(1, 1))\n"
     Path("own_single.py").write_text(MODULE + single)
     with pytest.raises(FedA2LError, match="10 nodes of at least 40 samples need 400 samples, there are 1"):

@@ -1,4 +1,4 @@
-"""The same spec and seed give the same bytes: whatever runs beside it, however often it is stopped and resumed."""
+"""The same spec and seed give the same bytes, in any pack and after any number of stops and resumes."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def differing(one: Path, other: Path) -> list[str]:
-    """The names of the promised files that are not byte-identical."""
+    """The names of the reproducible files that are not byte-identical."""
     first, second = content(one), content(other)
     return [name for name in SAME if first[name] != second[name]]
 
@@ -58,7 +58,7 @@ MLP = {"rounds": 6, "data": {"nodes": 6}}
 CNN = {"rounds": 3, "data": {"nodes": 4}, "model": {"name": "small_cnn"}}
 HALF = CNN | {"runtime": {"precision": "bf16"}}
 
-# what a resumed run has to bring back: every kind of state, schedule and rhythm
+# a resumed run must restore every kind of state, schedule and interval
 SPECS: dict[str, dict[str, Any]] = {
     "feda2l, paper": {"rates": {"warmup_rounds": 2, "window": 3}},
     "feda2l, reference": {"rates": {"preset": "reference", "warmup_rounds": 2, "window": 3}},
@@ -85,7 +85,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 class Crash(Exception):
-    """The end of a process as its files see it: nothing is closed, written or tidied after it."""
+    """Imitate the end of a process: nothing is closed, written or cleaned up after it."""
 
 
 def crash_at(*rounds: int) -> Callable[[dict[str, Any]], None]:
@@ -115,7 +115,7 @@ def test_a_run_that_stops_anywhere_and_is_resumed_ends_in_the_same_bytes(spec: d
         assert not (broken / "summary.json").exists()
     run(spec, broken, resume=True)
     assert differing(whole, broken) == []
-    # one long step back: the only checkpoint is of the middle
+    # the only checkpoint is in the middle of the run
     seldom = merged(spec, {"runtime": {"checkpoint_seconds": 1000}})
     with pytest.raises(Crash):
         run(seldom, tmp_path / "seldom", on_round=crash_at(4))
@@ -169,7 +169,7 @@ PACK: dict[str, dict[str, Any]] = {
         pytest.param(HALF, 2, marks=[pytest.mark.long, needs_bf16], id="small_cnn in bf16 in workers"),
     ],
 )
-def test_a_run_in_a_pack_has_the_bytes_it_has_alone(base: dict[str, Any], workers: int, tmp_path: Path) -> None:
+def test_a_run_in_a_pack_has_the_same_bytes_as_alone(base: dict[str, Any], workers: int, tmp_path: Path) -> None:
     shared = merged(base, {"runtime": {"workers": workers}})
     specs = [merged(shared, {"name": name, **more}) for name, more in PACK.items()]
     packed = feda2l.run(specs, out=tmp_path / "pack", progress=False)
@@ -179,12 +179,12 @@ def test_a_run_in_a_pack_has_the_bytes_it_has_alone(base: dict[str, Any], worker
         assert differing(own.path, alone) == [], spec["name"]
 
 
-def test_a_pack_that_stops_is_resumed_to_the_same_bytes_in_any_company(tmp_path: Path) -> None:
+def test_a_stopped_pack_resumes_to_the_same_bytes_in_any_combination(tmp_path: Path) -> None:
     base = merged(MLP, {"runtime": {"workers": 0, "checkpoint_seconds": 0}})
     specs = [merged(base, {"name": name, **PACK[name]}) for name in ("constant", "feda2l", "random", "ring")]
     with pytest.raises(Crash):
         feda2l.run(specs, out=tmp_path / "pack", progress=False, on_round=crash_at(4))
-    # two go on together, one alone, one as it was given first
+    # resume two together, one alone, and one as it was started
     feda2l.run(specs[:2], out=tmp_path / "pack", progress=False, resume=True)
     feda2l.run(specs[2], out=tmp_path / "pack" / "random", progress=False, resume=True)
     feda2l.run(specs, out=tmp_path / "pack", progress=False, resume=True)
@@ -216,10 +216,10 @@ def test_a_pack_keeps_each_seeds_own_frozen_layers(tmp_path: Path, monkeypatch: 
         assert differing(own.path, run(spec, tmp_path / spec["name"])) == []
 
 
-# a run that diverges
+# a run that becomes non-finite
 
 
-def test_a_run_that_diverges_says_where_and_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_non_finite_run_names_the_place_and_does_not_affect_the_others(tmp_path: Path) -> None:
     base = merged(MLP, {"runtime": {"workers": 0, "checkpoint_seconds": 0}})
     specs = [
         merged(base, {"name": "calm"}),
@@ -240,14 +240,14 @@ def test_a_run_that_diverges_says_where_and_leaves_the_others_alone(tmp_path: Pa
     assert summary["status"] == "non_finite"
     assert f"round {where['round']}: node {where['node']}, layer {where['layer']} " in str(caught.value)
     assert packed[1].summary["non_finite"] == where
-    # the round that broke is not recorded, and the checkpoint is of the last sound one
+    # the non-finite round is not recorded, and the checkpoint is of the last finite round
     assert summary["rounds"] == where["round"] - 1 == lines(tmp_path / "wild" / "rounds.jsonl")
     with pytest.raises(FedA2LError, match="non_finite"):
         run(specs[1], tmp_path / "wild", resume=True)
 
 
-def test_a_test_loss_that_overflows_is_recorded_as_null_before_the_run_diverges(tmp_path: Path) -> None:
-    # one step a round: it is taken from a sound loss, and lands where the test loss is not a number
+def test_a_non_finite_test_loss_is_recorded_as_null_before_the_run_ends(tmp_path: Path) -> None:
+    # one step per round: it starts at a finite loss and ends where the test loss is NaN
     spec = merged(MLP, {"data": {"partition": "iid", "min_size": 1}, "training": {"batch_size": 150}})
     with pytest.raises(FedA2LError, match="diverged in round 2"):
         run(merged(spec, {"rates": {"base": 1e18}}), tmp_path / "out")
@@ -257,7 +257,7 @@ def test_a_test_loss_that_overflows_is_recorded_as_null_before_the_run_diverges(
     assert record["train_loss"] > 0
 
 
-def test_a_diverged_run_ends_the_command_with_code_1(
+def test_a_non_finite_run_ends_the_command_with_code_1(
     cli: Callable[..., Any], process: Callable[..., Any], tmp_path: Path
 ) -> None:
     outcome = process("run", *flags(merged(MLP, {"rates": {"base": 1e6}})), "--out", "out")
@@ -266,10 +266,10 @@ def test_a_diverged_run_ends_the_command_with_code_1(
     for word in ("diverged in round", "node", "layer fc", "rates.base"):
         assert word in outcome.err
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "non_finite"
-    assert cli("evaluate", "out").code in (0, 2)  # there is a checkpoint of a sound round, or a clear error
+    assert cli("evaluate", "out").code in (0, 2)  # a checkpoint of a finite round, or a clear error
 
 
-# what a finished run can still be asked for
+# commands on a finished run
 
 
 def test_resuming_a_finished_run_changes_nothing(cli: Callable[..., Any], tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_resuming_a_finished_run_changes_nothing(cli: Callable[..., Any], tmp_pa
     assert after == before
 
 
-def test_resuming_where_nothing_is_starts_at_round_1_and_says_so(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_resuming_without_a_run_starts_at_round_1_and_says_so(cli: Callable[..., Any], tmp_path: Path) -> None:
     arguments = flags(merged(MLP, {"runtime": {"workers": 0}}))
     outcome = cli("run", *arguments, "--out", "fresh", "--resume")
     assert outcome.code == 0
@@ -335,7 +335,7 @@ def test_an_extended_run_keeps_the_horizon_it_started_with(tmp_path: Path) -> No
 
 
 def wait_for(running: "subprocess.Popen[str]", seen: Callable[[], bool], seconds: float = 60) -> bool:
-    """Wait for what is to be seen; False if the process ended before."""
+    """Wait for a condition; False if the process ended before."""
     end = time.monotonic() + seconds
     while not seen():
         if running.poll() is not None:
@@ -346,7 +346,7 @@ def wait_for(running: "subprocess.Popen[str]", seen: Callable[[], bool], seconds
 
 
 def alive(session: int) -> list[int]:
-    """The processes of a session that are not dead already."""
+    """The running processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -359,7 +359,7 @@ def alive(session: int) -> list[int]:
 
 
 def gone(session: int, seconds: float = 2) -> bool:
-    """Do all processes of the session end in time?"""
+    """Whether all processes of the session end in time."""
     end = time.monotonic() + seconds
     while alive(session):
         if time.monotonic() > end:
@@ -398,7 +398,7 @@ def test_kill_9_at_many_moments_and_resume_give_the_same_bytes(start: Start, tmp
     for seen, pause in moments[::every]:
         running = start("run", *flags(KILLED), "--out", "out", "--resume", "--quiet")
         if not wait_for(running, seen):
-            continue  # it was over before
+            continue  # it ended before
         time.sleep(pause)
         running.kill()
         running.wait()
@@ -441,8 +441,8 @@ def test_a_killed_run_leaves_no_worker_and_no_shared_memory(start: Start, tmp_pa
     running = start("run", *flags(spec), "--out", "out", "--quiet")
     assert wait_for(running, lambda: lines(tmp_path / "out" / "rounds.jsonl") >= 2)
     processes = alive(running.pid)
-    assert len(processes) == 3  # itself and two workers
-    # what has no name in the file system cannot be left behind
+    assert len(processes) == 3  # the run and two workers
+    # memory without a name in the file system cannot be left behind
     assert not any(maps_shared_files(pid) for pid in processes)
     running.kill()
     running.wait()
@@ -464,7 +464,7 @@ def test_a_killed_worker_ends_the_run_with_a_message(start: Start, tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
-def test_a_signal_lets_the_round_end_and_the_run_can_be_resumed(
+def test_a_signal_ends_the_run_after_the_round_and_it_can_be_resumed(
     number: signal.Signals, start: Start, tmp_path: Path
 ) -> None:
     spec = merged(
@@ -483,7 +483,7 @@ def test_a_signal_lets_the_round_end_and_the_run_can_be_resumed(
     assert gone(running.pid)
     done = lines(folder / "rounds.jsonl")
     assert 2 <= done < 15
-    # saved by the signal alone: no other checkpoint was due
+    # saved because of the signal: no other checkpoint was due
     outcome = start("run", *flags(spec), "--out", "out", "--resume")
     _, err = outcome.communicate(timeout=60)
     assert outcome.returncode == 0, err

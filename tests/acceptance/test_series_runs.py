@@ -45,7 +45,7 @@ class Last(nn.Module):
 
 
 def spec(name: str = "exchange_rate", own: str | None = "Straight", **more: Any) -> dict[str, Any]:
-    """A small spec; what is told replaces keys of its tables."""
+    """A small spec; the arguments replace keys of its tables."""
     values: dict[str, Any] = {
         "rounds": 2,
         "data": {"name": name, "stride": 96},
@@ -69,7 +69,7 @@ def flags(values: dict[str, Any]) -> list[str]:
 
 @pytest.fixture
 def go(official: Path, cli: Cli) -> Callable[..., feda2l.Run]:
-    """Run a spec in the current folder, which holds two forecasters of the user's own."""
+    """Run a spec in the current folder, which holds two forecasters of a user."""
     Path("own_forecasters.py").write_text(MODULE)
 
     def run(values: dict[str, Any], out: str = "run", **options: Any) -> feda2l.Run:
@@ -79,7 +79,7 @@ def go(official: Path, cli: Cli) -> Callable[..., feda2l.Run]:
 
 
 def errors_of(model: torch.nn.Module, series: Series) -> tuple[list[float], list[float]]:
-    """MSE and MAE of each site's test windows, without any of our engines."""
+    """MSE and MAE of each site's test windows, computed without our engines."""
     with torch.no_grad():
         found = forecast_errors(series, model)
     return found.mse.tolist(), found.mae.tolist()
@@ -88,7 +88,7 @@ def errors_of(model: torch.nn.Module, series: Series) -> tuple[list[float], list
 # scores
 
 
-def test_timer_is_scored_by_mse_and_mae_of_every_node_and_of_the_mean_model(
+def test_timer_is_evaluated_by_mse_and_mae_of_every_node_and_the_mean_model(
     go: Callable[..., feda2l.Run], official: Path
 ) -> None:
     run = go(spec(own=None, rounds=1, data={"stride": 800}))
@@ -115,7 +115,7 @@ def test_timer_is_scored_by_mse_and_mae_of_every_node_and_of_the_mean_model(
 @pytest.mark.parametrize(
     ("name", "naive"), [("exchange_rate", (0.0533, 0.0894)), ("beijing_air_quality", (1.079, 0.770))]
 )
-def test_the_naive_forecasts_stand_beside_the_result_and_are_the_specifications(
+def test_the_naive_forecasts_are_reported_and_match_their_definition(
     name: str, naive: tuple[float, float], go: Callable[..., feda2l.Run], official: Path, cli: Cli
 ) -> None:
     given = spec(name, "Last", rounds=1, data={"stride": 1})
@@ -126,7 +126,7 @@ def test_the_naive_forecasts_stand_beside_the_result_and_are_the_specifications(
     digits = 4 if name == "exchange_rate" else 3
     assert [round(found[kind]["mse"], digits) for kind in ("last_value", "window_mean")] == list(naive)
     assert f"last_value {found['last_value']['mse']:.4f}, window_mean {found['window_mean']['mse']:.4f}" in outcome.out
-    # a model that forecasts the last value scores as the naive forecast does
+    # a model that forecasts the last value has the score of the naive forecast
     assert run.summary["mse"]["final"] == pytest.approx(found["last_value"]["mse"], rel=1e-6)
     assert run.summary["final"]["mae"] == pytest.approx(found["last_value"]["mae"], rel=1e-6)
 
@@ -150,7 +150,7 @@ def test_timer_trains_with_adam(go: Callable[..., feda2l.Run]) -> None:
 
 
 @pytest.mark.parametrize("partition", ["time", "cluster"])
-def test_nodes_that_are_no_sites_are_tested_with_every_window(
+def test_nodes_that_are_not_sites_are_evaluated_on_every_window(
     partition: str, go: Callable[..., feda2l.Run], official: Path
 ) -> None:
     run = go(spec(data={"partition": partition, "nodes": 3, "alpha": 1.0}, topology={"name": "ring"}))
@@ -168,12 +168,14 @@ def test_nodes_that_are_no_sites_are_tested_with_every_window(
 # targets
 
 
-def test_a_target_is_an_mse_to_come_down_to(go: Callable[..., feda2l.Run], official: Path, cli: Cli) -> None:
+def test_a_target_of_a_series_is_an_upper_bound_of_the_mse(
+    go: Callable[..., feda2l.Run], official: Path, cli: Cli
+) -> None:
     def call(target: float, out: str) -> Any:
         given = spec(evaluation={"target": target, "smoothing": 1})
         return cli("run", *flags(given), "--out", out, "--data", official, "--quiet")
 
-    reached = call(2.5, "reached")  # more than 1, which no accuracy could be
+    reached = call(2.5, "reached")  # above 1, so it cannot be an accuracy
     assert reached.code == 0, reached.err
     assert "target 2.5 reached in round 1" in reached.out
     missed = call(1e-6, "missed")
@@ -186,13 +188,13 @@ def test_a_target_is_an_mse_to_come_down_to(go: Callable[..., feda2l.Run], offic
     assert "reached in round 2" in between.out
 
 
-def test_an_accuracy_above_1_is_refused(cli: Cli) -> None:
+def test_an_accuracy_above_1_is_rejected(cli: Cli) -> None:
     outcome = cli("run", "--set", "evaluation.target=1.5")
     assert outcome.code == 2
     assert "evaluation.target = 1.5: an accuracy is at most 1" in outcome.err
 
 
-def test_an_error_is_no_loss_for_classes(cli: Cli) -> None:
+def test_a_regression_loss_is_rejected_for_classes(cli: Cli) -> None:
     outcome = cli("run", "--set", "model.loss=mse")
     assert outcome.code == 2
     assert 'model.loss = "mse": the targets of digits are classes, use cross_entropy' in outcome.err
@@ -215,7 +217,7 @@ def test_a_forecast_that_is_resumed_or_packed_has_the_same_bytes(go: Callable[..
     assert Path("whole", "rounds.jsonl").read_bytes() != Path("pack", "other", "rounds.jsonl").read_bytes()
 
 
-# what is refused
+# rejected requests
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def test_a_forecast_that_is_resumed_or_packed_has_the_same_bytes(go: Callable[..
         ({"model": {"name": "mlp"}}, "model.name = 'mlp'"),
     ],
 )
-def test_what_a_series_cannot_do_is_refused_in_words(
+def test_requests_that_a_series_does_not_support_are_rejected(
     more: dict[str, Any], words: str, go: Callable[..., feda2l.Run]
 ) -> None:
     with pytest.raises(FedA2LError) as error:
@@ -260,7 +262,7 @@ def size(path: Path) -> tuple[int, int]:
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
-def test_forecasts_are_plotted_beside_what_followed(go: Callable[..., feda2l.Run], official: Path, cli: Cli) -> None:
+def test_forecasts_are_plotted_with_the_true_values(go: Callable[..., feda2l.Run], official: Path, cli: Cli) -> None:
     go(spec("beijing_air_quality", rounds=1))
     outcome = cli("forecast", "run", "--data", official)
     assert outcome.code == 0, outcome.err
@@ -274,7 +276,7 @@ def test_forecasts_are_plotted_beside_what_followed(go: Callable[..., feda2l.Run
     assert size(Path("plots/own.png")) == (width, height)
 
 
-def test_the_windows_of_a_forecast_are_the_nodes_own_in_units_of_the_file(
+def test_a_forecast_uses_the_windows_of_its_node_in_units_of_the_file(
     go: Callable[..., feda2l.Run], official: Path
 ) -> None:
     from feda2l.runs.forecast import forecasts
@@ -297,7 +299,7 @@ def test_the_windows_of_a_forecast_are_the_nodes_own_in_units_of_the_file(
     assert len(forecasts("run", windows=10_000, data=official).windows) == len(series.test_starts)
 
 
-def test_a_forecast_that_cannot_be_made_is_refused(go: Callable[..., feda2l.Run], official: Path, cli: Cli) -> None:
+def test_an_impossible_forecast_is_rejected(go: Callable[..., feda2l.Run], official: Path, cli: Cli) -> None:
     go(spec(rounds=1))
     for arguments, words in [
         (["run", "--node", 8], "--node 8: the run has nodes 0 to 7"),

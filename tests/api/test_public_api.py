@@ -1,4 +1,4 @@
-"""What users build on is listed, and does not change without a word."""
+"""The public interface is listed and does not change without a changelog entry."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ def lines() -> list[str]:
     return api.public_api()
 
 
-def test_the_list_is_as_the_code(lines: list[str]) -> None:
+def test_the_list_matches_the_code(lines: list[str]) -> None:
     changed = "\n".join(api.difference(lines))
     assert not changed, (
         "the public interface changed; if that is meant, take it with an entry in CHANGELOG.md:\n"
@@ -22,7 +22,7 @@ def test_the_list_is_as_the_code(lines: list[str]) -> None:
     )
 
 
-def test_the_changelog_announces_the_present_interface(lines: list[str]) -> None:
+def test_the_changelog_announces_the_current_interface(lines: list[str]) -> None:
     assert api.announced(lines), (
         f"CHANGELOG.md has no entry - `{api.fingerprint(lines)}` in words; write it with:\n"
         '  python tools/public_api.py "what changed and why"'
@@ -31,7 +31,7 @@ def test_the_changelog_announces_the_present_interface(lines: list[str]) -> None
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copies of the list and the changelog, to be changed."""
+    """Copies of the list and the changelog that a test can change."""
     monkeypatch.setattr(api, "ROOT", tmp_path)
     for name in ("SNAPSHOT", "CHANGELOG"):
         copy = tmp_path / getattr(api, name).name
@@ -46,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, lines: list[str], *words: str) -> None:
     api.main()
 
 
-def test_a_changed_signature_is_taken_with_words_only(
+def test_a_changed_signature_needs_a_description(
     lines: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = [line.replace("progress: bool=True", "progress: bool=False") for line in lines]
@@ -59,17 +59,17 @@ def test_a_changed_signature_is_taken_with_words_only(
     run(monkeypatch, changed, "`feda2l.run` is silent unless told.")
     assert api.difference(changed) == []
     assert api.announced(changed)
-    assert not api.announced(lines)  # going back is a change too
-    assert f"- `{api.fingerprint(lines)}` " in api.CHANGELOG.read_text()  # what was said stays
+    assert not api.announced(lines)  # reverting is a change too
+    assert f"- `{api.fingerprint(lines)}` " in api.CHANGELOG.read_text()  # earlier entries stay
     entry = f"- `{api.fingerprint(changed)}` `feda2l.run` is silent unless told."
     assert api.CHANGELOG.read_text().splitlines().count(entry) == 1
 
 
-def test_no_other_line_of_the_changelog_will_do(lines: list[str], elsewhere: Path) -> None:
+def test_only_an_interface_entry_with_a_description_counts(lines: list[str], elsewhere: Path) -> None:
     changed = [*lines, "feda2l.new()"]
-    api.SNAPSHOT.write_text("\n".join(changed) + "\n")  # taken by hand
+    api.SNAPSHOT.write_text("\n".join(changed) + "\n")  # accepted by hand
     said = api.CHANGELOG.read_text()
-    for line in ("- Something else.", f"- `{api.fingerprint(changed)}` "):  # the second has no words
+    for line in ("- Something else.", f"- `{api.fingerprint(changed)}` "):  # the second has no description
         api.CHANGELOG.write_text(said.replace("### Public interface\n\n", f"### Public interface\n\n{line}\n", 1))
         assert not api.announced(changed)
 
@@ -86,7 +86,7 @@ def test_a_changelog_without_the_section_gets_it(elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize("name", api.MODULES)
-def test_what_is_not_public_in_a_public_module_has_an_underscore(name: str) -> None:
+def test_names_that_are_not_public_in_a_public_module_have_an_underscore(name: str) -> None:
     module = importlib.import_module(name)
     defined = set()
     for node in ast.parse(Path(str(module.__file__)).read_text()).body:

@@ -1,4 +1,4 @@
-"""The notebooks run as they stand, and what is committed of them is what comes out."""
+"""The notebooks run, and their committed outputs are the outputs of a new run."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def test_these_are_all() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_committed_was_executed_and_is_tidy(name: str) -> None:
+def test_a_committed_notebook_was_executed_and_is_clean(name: str) -> None:
     notebook = notebooks.read(name)
     assert notebooks.faults(notebook) == []
     assert dict(notebook.metadata) == notebooks.METADATA
@@ -40,7 +40,7 @@ def test_what_is_committed_was_executed_and_is_tidy(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name != "quickstart" else ()) for name in NAMES]
 )
-def test_it_runs_and_prints_what_is_committed(name: str) -> None:
+def test_a_new_run_prints_the_committed_output(name: str) -> None:
     committed, fresh = notebooks.read(name), notebooks.read(name)
     for cell in code(fresh):
         cell.outputs, cell.execution_count = [], None
@@ -54,14 +54,14 @@ def test_it_runs_and_prints_what_is_committed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_the_extra_the_first_cell_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_first_cell_names_the_install_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("matplotlib", "matplotlib.pyplot"):
-        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+        monkeypatch.setitem(sys.modules, module, None)  # as if the module were not installed
     with pytest.raises(ImportError, match=r"matplotlib.* is missing: pip install 'feda2l\[notebooks\]'"):
         exec(code(notebooks.read(name))[0].source, {})
 
 
-def test_without_the_extra_the_tool_says_what_to_install() -> None:
+def test_without_the_extra_the_tool_names_the_install_command() -> None:
     script = f"import sys, runpy; sys.modules['nbclient'] = None; runpy.run_path({str(TOOL)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -69,7 +69,9 @@ def test_without_the_extra_the_tool_says_what_to_install() -> None:
 
 
 def test_a_notebook_that_does_not_exist_is_named() -> None:
-    with pytest.raises(SystemExit, match="no notebook 'quick'; there are compare-rules, inside-the-rates, quickstart"):
+    with pytest.raises(
+        SystemExit, match=r"quick: no such notebook in .*; choose one of compare-rules, inside-the-rates, quickstart"
+    ):
         notebooks.read("quick")
 
 
@@ -84,5 +86,5 @@ def test_a_notebook_that_does_not_exist_is_named() -> None:
         ("https://example.org/a/b", False),
     ],
 )
-def test_paths_of_a_machine_are_seen(text: str, told: bool) -> None:
+def test_paths_of_a_machine_are_found(text: str, told: bool) -> None:
     assert bool(notebooks.PATH.search(text)) is told

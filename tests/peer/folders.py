@@ -1,4 +1,4 @@
-"""Is a folder that was collected from nodes the one that the simulator writes?"""
+"""Compare a folder collected from nodes with the folder of the simulator."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from feda2l.simulate.checkpoint import read_checkpoint
 
 
 def demand_same(collected: Path, simulated: Path) -> None:
-    """Checkpoint, spec, records, tables and summary; but for what is not known of rounds before the last."""
+    """Compare checkpoint, spec, records and tables, except values that are unknown before the last round."""
     ours, theirs = RunFolder(collected), RunFolder(simulated)
     demand_same_state(collected, simulated)
     assert ours.spec.read_text() == theirs.spec.read_text()
@@ -28,7 +28,7 @@ def demand_same(collected: Path, simulated: Path) -> None:
 
 
 def demand_same_state(collected: Path, simulated: Path) -> None:
-    """The same keys, and the same bits under each."""
+    """Compare all keys of the checkpoints and the bits of their values."""
     own, other = (read_checkpoint(RunFolder(path).checkpoint) for path in (collected, simulated))
     assert own.keys() == other.keys()
     for name, values in own.items():

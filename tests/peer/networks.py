@@ -1,4 +1,4 @@
-"""Networks of real `Node`s in one process, over the transport's in-memory twin."""
+"""Networks of real `Node`s in one process over the in-memory transport."""
 
 import threading
 from pathlib import Path
@@ -14,7 +14,7 @@ from feda2l.swarm.swarm_folder import neighbour_lists
 from feda2l.topology import build
 from feda2l.wire.memory_transport import Hub
 
-# a machine that does other things for minutes is no fault: without one nobody may miss a round, however slow
+# a busy machine must not cause absences: without faults no node may miss a round, however slow it is
 PATIENT = {"least": 100.0, "most": 600.0}
 
 
@@ -28,7 +28,7 @@ def neighbours_of_all(spec: Spec) -> list[list[dict[str, Any]]]:
 
 
 def configs(values: dict[str, Any], folder: Path, **more: Any) -> list[NodeConfig]:
-    """The configs of all nodes of a spec, their states below `folder`."""
+    """The configs of all nodes of a spec, with their states below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spec.toml").write_text(tomli_w.dumps(values))
     spec = Spec.load(folder / "spec.toml")
@@ -53,7 +53,7 @@ def configs(values: dict[str, Any], folder: Path, **more: Any) -> list[NodeConfi
 
 
 def run_together(nodes: list[NodeConfig], *, timeout: float = 120.0) -> list[PeerNode]:
-    """Run nodes in threads to their end; the first error is raised."""
+    """Run nodes in threads to their end and raise the first error."""
     hub, errors = Hub(), list[BaseException]()
     made = [
         PeerNode(config, NodeLog(config.name, None, level="warning"), transport=hub.join(config.name))

@@ -1,4 +1,4 @@
-"""Real nodes for tests: processes of `feda2l node` with certificates of their own, on free loopback ports."""
+"""Real nodes for tests: processes of `feda2l node`, each with a certificate, on free loopback ports."""
 
 import contextlib
 import json
@@ -22,13 +22,13 @@ from feda2l.simulate.checkpoint import read_checkpoint
 from feda2l.spec.spec import Spec
 from feda2l.wire.certificates import issue, make_authority
 
-LONG = 120.0  # seconds: never reached when all is well
+LONG = 120.0  # seconds: never reached when everything works
 HOSTS = ("127.0.0.1",)
 COMMAND = (sys.executable, "-m", "feda2l", "node")
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = LONG) -> Any:
-    """Wait until a condition holds, and hand back what made it true."""
+    """Wait until a condition holds and return its value."""
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, f"waited {seconds:g} s in vain: {what}"
@@ -37,20 +37,20 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = LONG) -> 
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses nobody listens on now; all are chosen before the first is given away, so that none comes twice."""
+    """Free addresses; all are chosen before the first is released, so that they differ."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [f"127.0.0.1:{one.getsockname()[1]}" for one in taken]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines as far as it is written."""
+    """The complete lines of a file of JSON lines."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class NodeProcess:
-    """One node: its config, its process (one after the other), what it wrote."""
+    """One node: its config, its successive processes and its files."""
 
     def __init__(self, folder: Path, config: dict[str, Any], *options: str) -> None:
         self.folder, self.config, self.options = folder, config, options
@@ -61,13 +61,13 @@ class NodeProcess:
         self.write()
 
     def write(self, **changes: Any) -> None:
-        """Write the config, with changes."""
+        """Write the config with changes."""
         self.config |= changes
         self.file.write_text(tomli_w.dumps(self.config))
 
     def start(self) -> None:
         assert not self.running, f"{self.name} runs already"
-        # one thread each: five nodes share two cores. zenoh's own log is ours to read, whatever its user set it to
+        # one thread each: five nodes share two cores. The node sets zenoh's log level itself, so ignore the user's
         environment = os.environ | {"OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
         with open(self.errors, "ab") as errors:
             command = [*COMMAND, "--config", str(self.file), *self.options]
@@ -85,12 +85,12 @@ class NodeProcess:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9: it has no chance to say or save anything."""
+        """kill -9: the process cannot write or save anything."""
         self.signal(signal.SIGKILL)
         self.end()
 
     def end(self, seconds: float = LONG) -> int:
-        """The exit code, waited for."""
+        """Wait for the end and return the exit code."""
         assert self.process is not None
         try:
             return self.process.wait(seconds)
@@ -99,12 +99,12 @@ class NodeProcess:
 
     def clean_up(self) -> None:
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()  # also works on one that is stopped
+            self.process.kill()  # also works on a stopped process
             self.process.wait()
 
     @property
     def said(self) -> str:
-        """Everything on stderr, of all its processes."""
+        """The stderr of all its processes."""
         return self.errors.read_text() if self.errors.exists() else ""
 
     def rounds(self) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class NodeProcess:
 
     @property
     def round(self) -> int:
-        """The last round that is written; cheaper than to parse them all."""
+        """The last recorded round, without parsing all records."""
         path = self.state / "rounds.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -123,7 +123,7 @@ class NodeProcess:
         return [line for line in read_lines(self.state / "log.jsonl") if event in (None, line["event"])]
 
     def reach(self, round: int, seconds: float = LONG) -> None:
-        """Wait until it has completed a round."""
+        """Wait until the node has completed a round."""
 
         def there() -> bool:
             assert self.process is None or self.process.poll() in (None, 0), f"{self.name}: {self.said[-3000:]}"
@@ -146,7 +146,7 @@ class NodeProcess:
 
 
 class Network:
-    """The nodes of a spec as processes; whatever still runs at the end of the `with` is killed.
+    """The nodes of a spec as processes; processes that still run at the end of the `with` are killed.
 
     Every address is chosen anew. `through` puts a `Proxy` on the way from each node to each neighbour.
     """
@@ -173,7 +173,7 @@ class Network:
     def node(
         self, id: int, near: list[dict[str, Any]], through: "Proxies | None" = None, **changes: Any
     ) -> NodeProcess:
-        """The process of a node, with a certificate of its own; not started."""
+        """The process of a node with its certificate; not started."""
         name = f"n{id}"
         issue(self.certs, name, hosts=HOSTS)
         for neighbour in near:
@@ -202,14 +202,14 @@ class Network:
             node.clean_up()
 
     def finish(self, seconds: float = LONG) -> None:
-        """Wait until every node has ended, and well."""
+        """Wait until every node has ended with exit code 0."""
         until = time.monotonic() + seconds
         codes = {node.name: node.end(until - time.monotonic()) for node in self.nodes}
         assert set(codes.values()) == {0}, "\n".join(f"{node.name}: {node.said[-2000:]}" for node in self.nodes)
 
 
 class Proxies:
-    """Links that can be cut: a proxy for each direction of each pair, one thread for all of them.
+    """Links that can be cut: one proxy per direction of each pair, one thread for all of them.
 
     Both nodes of a pair connect to each other, so cutting a pair means both proxies.
     """
@@ -219,12 +219,12 @@ class Proxies:
         self.cut_pairs: set[frozenset[int]] = set()
 
     def between(self, source: int, target: int, address: str) -> str:
-        """Where `source` connects in place of `address` to reach `target`."""
+        """The address at which `source` reaches `target` through the proxy of `address`."""
         link = self.links[source, target] = _Link(address, lambda: frozenset((source, target)) in self.cut_pairs)
         return link.address
 
     def cut(self, one: set[int], other: set[int]) -> None:
-        """Close every connection between two sides, and refuse new ones."""
+        """Close every connection between two sides and reject new ones."""
         self.cut_pairs |= {frozenset((a, b)) for a in one for b in other}
 
     def heal(self) -> None:
@@ -239,7 +239,7 @@ class Proxies:
 
 
 class _Link:
-    """A TCP proxy of one address, in a thread of its own. While `is_cut()`, nobody gets through."""
+    """A TCP proxy of one address in a separate thread. While `is_cut()`, it forwards nothing."""
 
     def __init__(self, address: str, is_cut: Callable[[], bool]) -> None:
         host, port = address.rsplit(":", 1)
@@ -300,7 +300,7 @@ class _Link:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
-    """A file system of a few kilobytes at a folder; OSError where we may not mount one."""
+    """Mount a file system of a few kilobytes at a folder; OSError without the permission to mount."""
     folder.mkdir(parents=True, exist_ok=True)
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)], capture_output=True, text=True
@@ -314,7 +314,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
 
 
 def check_lines(node: NodeProcess, rounds: int) -> list[dict[str, Any]]:
-    """Line n is round n, each once, none missing; hands back those that the node took part in."""
+    """Check that line n has round n; return the records of the rounds in which the node took part."""
     lines = node.rounds()
     assert [line["round"] for line in lines] == list(range(1, rounds + 1)), node.name
     assert [line["round"] for line in node.timings()] == list(range(1, rounds + 1)), node.name
@@ -322,7 +322,7 @@ def check_lines(node: NodeProcess, rounds: int) -> list[dict[str, Any]]:
 
 
 def check_applied_once(node: NodeProcess, steps: int) -> None:
-    """As many local steps were made as the written rounds have, `steps` each: none is lost, none counts twice.
+    """The node made `steps` local steps per recorded round: no step is lost, none counts twice.
 
     A round that a node gave up in the middle left nothing behind.
     """
@@ -334,7 +334,7 @@ def check_applied_once(node: NodeProcess, steps: int) -> None:
 
 
 def fault_free(spec: dict[str, Any], folder: Path) -> tuple[float, list[int]]:
-    """What the simulator, whose bits a network without faults has: the mean accuracy, each node's steps a round."""
+    """The simulator's mean accuracy and steps per round of each node, which a network without faults reproduces."""
     run = feda2l.run(spec, out=folder, progress=False)
     steps = read_checkpoint(run.checkpoint)["optimizer.steps"] / spec["rounds"]
     return run.folder.read()[-1]["accuracy"], [int(own) for own in steps]

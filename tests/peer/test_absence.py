@@ -1,4 +1,4 @@
-"""One node's round when neighbours are absent, vanish, are ahead: by hand calculation."""
+"""The round of one node when neighbours are absent, disappear or are ahead, compared with hand calculations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,24 +29,24 @@ SPEC: dict[str, Any] = {
     "topology": {"name": "full"},
     "rates": {"name": "feda2l", "warmup_rounds": 1, "window": 2, "base": 0.05},
 }
-OWN = 7.0  # every parameter that this node trained
+OWN = 7.0  # the value of every parameter after this node's training
 THEIRS = {1: 1.0, 2: 2.0, 3: 4.0}
 SAMPLES = {1: 100, 2: 300, 3: 50}
 
 
 class Peer:
-    """A node's run and its exchange, round by round without training."""
+    """The run of a node and its exchange, one round at a time without training."""
 
     def __init__(self, live: LiveRun, exchange: OverNetwork) -> None:
         self.live, self.exchange = live, exchange
 
     def mix(self) -> bool:
-        """The exchanges of a round; False if it took over the others' state."""
+        """Run the exchanges of a round; False if the node took over the state of the others."""
         self.exchange.begin(self.live, [0])
         return aggregate(self.live, [0])
 
     def finish_round(self) -> Adapted:
-        """A round after its training."""
+        """Run a round after its training."""
         live, state = self.live, self.live.state
         sigma = live.reductions.divergence(state.base, state.trained)
         assert first_non_finite(live, [0], [1.0], sigma) is None
@@ -56,7 +56,7 @@ class Peer:
 
 
 class Mail:
-    """A courier whose neighbours say what a test wants: all parameters of node j are `values[j]`, exchange after
+    """A courier whose neighbours send what a test wants: all parameters of node j are `values[j]`, exchange after
     exchange; who is in `gone` at an exchange has no payload any more.
     """
 
@@ -67,9 +67,9 @@ class Mail:
             j: Neighbour(NeighbourConfig(name=f"n{j}", id=j, address="localhost:1"), DeadlineConfig(), LimitsConfig())
             for j in THEIRS
         }
-        self.rounds: dict[int, int] = {}  # of the heads; default the one that is asked for
-        self.silent: Mapping[int, set[int]] = {}  # by step: no head
-        self.gone: Mapping[int, set[int]] = {}  # by step: a head, but no payload
+        self.rounds: dict[int, int] = {}  # of the heads; default: the requested round
+        self.silent: Mapping[int, set[int]] = {}  # by exchange: nodes without a head
+        self.gone: Mapping[int, set[int]] = {}  # by exchange: nodes with a head but without a payload
         self.values: Callable[[int, int], float] = lambda j, step: THEIRS[j]
         self.published: list[tuple[int, int]] = []
         self.asked: list[int] = []
@@ -117,7 +117,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., tuple[Peer, Mail]]]:
 
 
 def parameters(peer: Peer) -> Tensor:
-    """All parameters of the node's base, without padding."""
+    """All parameters of the node's base without padding."""
     return peer.live.state.base[0][peer.live.parameter_columns]
 
 
@@ -126,7 +126,7 @@ def everywhere(peer: Peer, value: float) -> None:
 
 
 def mean(own: float, samples: dict[int, int], values: Mapping[int, float] = THEIRS, size: int = 0) -> float:
-    """The mean by samples of this node (if `size`) and of the others in `samples`."""
+    """The sample-weighted mean of this node (if `size`) and of the others in `samples`."""
     total = size + sum(samples.values())
     return (size * own + sum(n * values[j] for j, n in samples.items())) / total
 
@@ -137,36 +137,38 @@ def without(*absent: int) -> dict[int, int]:
 
 @pytest.mark.parametrize("absent", [(), (2,), (1, 3), (1, 2, 3)])
 @pytest.mark.parametrize("how", ["silent", "gone"])
-def test_who_is_absent_has_no_weight_and_the_others_share_it(make, absent, how):
-    """Nobody's head, or a head whose payload is gone when it is asked for: the sum is made again without it."""
+def test_an_absent_node_has_no_weight_and_the_others_share_it(make, absent, how):
+    """No head, or a head whose payload is gone at the request: the sum is computed again without the node."""
     peer, mail = make()
     setattr(mail, how, {0: set(absent)})
     peer.mix()
     everywhere(peer, mean(OWN, without(*absent), size=mail.facts.samples))
     assert peer.exchange.senders == tuple(without(*absent))
     if absent == (1, 3) and how == "gone":
-        assert mail.asked == [1, 2, 3, 2]  # 1 is gone at once, 3 after 2 was added: 2 is asked once more
+        assert mail.asked == [1, 2, 3, 2]  # 1 is gone at once, 3 after 2 was added: 2 is asked again
 
 
 @pytest.mark.parametrize(("absent", "own"), [((), 1 / 4), ((2,), 2 / 4), ((1, 2, 3), 1.0)])
-def test_metropolis_gives_the_missing_share_to_itself(make, absent, own):
-    """All have three neighbours: 1/4 each, and what the absent would get is the node's own."""
+def test_metropolis_gives_the_missing_weight_to_the_node_itself(make, absent, own):
+    """All nodes have three neighbours: 1/4 each, and the node keeps the weight of the absent ones."""
     peer, mail = make(topology={"name": "full", "weights": "metropolis"})
-    peer.exchange.listen({neighbour: mail.head(j, 1) for j, neighbour in mail.neighbours.items()})  # it knows of all
+    peer.exchange.listen(
+        {neighbour: mail.head(j, 1) for j, neighbour in mail.neighbours.items()}
+    )  # it knows all of them
     mail.gone = {0: set(absent)}
     peer.mix()
     everywhere(peer, own * OWN + sum(THEIRS[j] / 4 for j in without(*absent)))
 
 
-def test_uniform_is_one_over_those_present(make):
+def test_uniform_weights_are_one_over_the_number_of_present_nodes(make):
     peer, mail = make(topology={"name": "full", "weights": "uniform"})
     mail.silent = {0: {1}}
     peer.mix()
     everywhere(peer, (OWN + THEIRS[2] + THEIRS[3]) / 3)
 
 
-def test_gossip_goes_on_without_a_neighbour_that_misses_one_exchange(make):
-    """Three exchanges; node 2 is missing in the second, and its message of the third is taken again."""
+def test_gossip_continues_without_a_neighbour_that_misses_one_exchange(make):
+    """Three exchanges; node 2 is missing in the second, and its message of the third is used again."""
     peer, mail = make(algorithm={"name": "dfedsam", "gossip_steps": 3})
     mail.values = lambda j, step: THEIRS[j] + 10 * step
     mail.gone = {1: {2}}
@@ -179,7 +181,7 @@ def test_gossip_goes_on_without_a_neighbour_that_misses_one_exchange(make):
 
 
 def test_a_message_of_another_exchange_is_not_mixed(make):
-    """A neighbour one round ahead went on without us: it is not waited for, and its state is not of this round."""
+    """A neighbour one round ahead continued without us: it is not waited for, and its state is of another round."""
     peer, mail = make()
     mail.rounds = {2: 2}
     peer.mix()
@@ -195,7 +197,7 @@ def history(peer: Peer) -> int:
     return len(peer.live.state.rates.state_dict()["divergence_history"])
 
 
-def test_nothing_mixed_is_no_observation_and_the_rates_stay(make):
+def test_without_mixing_there_is_no_observation_and_the_rates_stay(make):
     peer, mail = make()
     for _ in range(3):
         peer.finish_round()
@@ -209,7 +211,7 @@ def test_nothing_mixed_is_no_observation_and_the_rates_stay(make):
     layers = peer.finish_round()
     assert peer.live.state.round == 4
     assert peer.exchange.senders == ()
-    everywhere(peer, OWN)  # what it trained, and nothing else
+    everywhere(peer, OWN)  # only its own trained values
     assert torch.equal(peer.live.state.rates.rates, rates)
     assert torch.equal(peer.live.state.rates.multiplier, multiplier)
     assert history(peer) == observed
@@ -221,11 +223,11 @@ def test_nothing_mixed_is_no_observation_and_the_rates_stay(make):
     assert peer.live.state.round == 5
     assert not torch.equal(
         peer.live.state.rates.rates, rates
-    )  # with the network's round in the decay, it observes again
+    )  # it observes again, with the round of the network in the decay
 
 
 @pytest.mark.parametrize("rule", ["exponential", "cosine", "step"])
-def test_a_schedule_follows_the_round_whoever_is_there(make, rule):
+def test_a_schedule_follows_the_round_whichever_nodes_are_present(make, rule):
     peer, mail = make(rates={"name": rule, "base": 0.05})
     with_all = []
     for _ in range(4):
@@ -241,15 +243,15 @@ def test_a_schedule_follows_the_round_whoever_is_there(make, rule):
 # --- coming back ------------------------------------------------------------------------------------------------------
 
 
-def test_who_lags_takes_over_the_mean_with_its_own_state(make):
+def test_a_node_that_lags_takes_over_the_mean_with_its_own_state(make):
     peer, mail = make()
     for _ in range(3):
         peer.finish_round()
     observed, rates = history(peer), peer.live.state.rates.rates.clone()
-    mail.rounds = {1: 9, 2: 8, 3: 4}  # 3 is as late as we are: its state is old
+    mail.rounds = {1: 9, 2: 8, 3: 4}  # 3 is as late as this node: its state is old
     layers = peer.finish_round()
     everywhere(peer, mean(OWN, without(3), size=mail.facts.samples))
-    assert peer.live.state.round == 7  # it goes on with the round that the lower of the two ahead is in
+    assert peer.live.state.round == 7  # it continues in the lower round of the two nodes ahead
     assert peer.exchange.jumped
     assert peer.exchange.senders == (1, 2)
     assert history(peer) == observed
@@ -260,38 +262,38 @@ def test_who_lags_takes_over_the_mean_with_its_own_state(make):
     assert (peer.live.state.round, peer.exchange.jumped) == (8, False)
 
 
-def test_who_was_gone_takes_over_the_mean_without_its_own_state(make):
+def test_a_node_that_was_gone_takes_over_the_mean_without_its_own_state(make):
     peer, mail = make()
     heads = {neighbour: mail.head(j, {1: 9, 2: 8, 3: 4}[j]) for j, neighbour in mail.neighbours.items()}
     assert peer.exchange.is_behind(peer.live, heads, peer.live.state.round)
     assert peer.exchange.take_over(peer.live, heads)
     everywhere(peer, mean(OWN, without(3)))
-    assert peer.live.state.round == 8  # of 9, 8 and 4: no single one says how far the network is
+    assert peer.live.state.round == 8  # the lower median of 9, 8 and 4: no single node decides the round
 
 
-def test_who_was_gone_takes_over_with_metropolis_weights_that_sum_to_one(make):
+def test_a_node_that_was_gone_uses_metropolis_weights_that_sum_to_one(make):
     peer, mail = make(topology={"name": "full", "weights": "metropolis"})
     assert peer.exchange.take_over(peer.live, {neighbour: mail.head(j, 9) for j, neighbour in mail.neighbours.items()})
     everywhere(peer, sum(THEIRS.values()) / 3)
 
 
-def test_who_comes_back_at_the_end_still_takes_part_in_the_last_round(make):
-    """Else nothing would be written down, nor scored, of a run that is over."""
+def test_a_node_that_returns_at_the_end_takes_part_in_the_last_round(make):
+    """Otherwise the node would record and evaluate nothing of a finished run."""
     peer, mail = make()
     assert peer.exchange.take_over(peer.live, {neighbour: mail.head(j, 50) for j, neighbour in mail.neighbours.items()})
     assert peer.live.state.round == 49
     assert peer.live.active
 
 
-def test_a_payload_gone_while_taking_over_is_left_out(make):
+def test_a_payload_that_disappears_during_the_take_over_is_left_out(make):
     peer, mail = make()
     mail.gone = {0: {2}}
     assert peer.exchange.take_over(peer.live, {neighbour: mail.head(j, 9) for j, neighbour in mail.neighbours.items()})
     everywhere(peer, mean(OWN, without(2)))
 
 
-def test_a_take_over_that_comes_to_nothing_loses_no_training(make):
-    """All who are ahead vanish before they are asked: the round ends as one that nobody came to."""
+def test_a_failed_take_over_loses_no_training(make):
+    """All nodes ahead disappear before the request: the round ends as a round without neighbours."""
     peer, mail = make()
     mail.rounds, mail.gone = {1: 9, 2: 9, 3: 9}, {0: {1, 2, 3}}
     peer.finish_round()
@@ -300,8 +302,8 @@ def test_a_take_over_that_comes_to_nothing_loses_no_training(make):
     assert not peer.exchange.jumped
 
 
-def test_who_lags_behind_a_network_that_is_done_is_done_too(make):
-    """Alone it would only unlearn what it has not seen itself."""
+def test_a_node_behind_a_finished_network_is_finished_too(make):
+    """Training alone would only move it away from the mean of the others."""
     peer, mail = make()
     mail.rounds = {1: 50, 2: 50, 3: 49}
     peer.finish_round()
@@ -310,8 +312,8 @@ def test_who_lags_behind_a_network_that_is_done_is_done_too(make):
     assert not peer.live.active
 
 
-def test_one_round_before_the_end_is_behind_too(make):
-    """The others need no message of ours any more, and theirs of our round are gone."""
+def test_one_round_before_the_end_counts_as_behind(make):
+    """The others need no further message of this node, and their messages of its round are gone."""
     peer, mail = make()
     peer.live.state.round = 48
     mail.rounds = {1: 50, 2: 50, 3: 50}

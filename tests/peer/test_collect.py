@@ -1,4 +1,4 @@
-"""One run folder from the folders of many nodes: the simulator's where all went well, a whole one where not."""
+"""Collect one run folder from the folders of many nodes: with and without faults."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def _collect(values: dict[str, Any], states: list[RunFolder], out: Path) -> RunF
     ],
     ids=["plain", "both", "local-adam", "directed", "searching", "schedule"],
 )
-def test_is_the_simulators_folder(tmp_path, changes):
+def test_the_collected_folder_equals_the_simulators(tmp_path, changes):
     values = SMALL | changes
     simulated = feda2l.run(values, out=tmp_path / "simulated", progress=False)
     collected = _collect(values, _run(values, tmp_path / "peers"), tmp_path / "collected")
@@ -69,7 +69,7 @@ def test_is_the_simulators_folder(tmp_path, changes):
     assert not collected.faults.exists()
 
 
-def test_is_a_run_like_any_other(tmp_path):
+def test_the_collected_folder_works_like_any_other_run(tmp_path):
     states = _run(SMALL, tmp_path / "peers")
     collected = _collect(SMALL, states, tmp_path / "collected")
     run = feda2l.Run(collected.path)
@@ -83,7 +83,7 @@ def test_is_a_run_like_any_other(tmp_path):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[RunFolder]]:
-    """Node 2 died after round 2, and node 1 did not hear node 0 in round 3."""
+    """Node 2 died after round 2, and node 1 did not receive node 0's message in round 3."""
     folder = tmp_path_factory.mktemp("broken")
     states = _run(SMALL, folder / "peers")
     early = _run(SMALL | {"rounds": 2, "rates": SMALL["rates"] | {"horizon": 4}}, folder / "early")
@@ -98,13 +98,13 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[Ru
     for line in (lines := [json.loads(line) for line in states[0].rounds.read_text().splitlines()])[2:]:
         line["received"] = [1]
     states[0].rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    # as in a log: the line of a message that is refused in round 3 bears the last round that is complete
+    # as in a log: the line of a message rejected in round 3 has the number of the last completed round
     with open(states[1].path / "log.jsonl", "a") as log:
         log.write(json.dumps({"event": "rejected", "round": 2, "neighbour": "n0", "reason": "digest"}) + "\n")
     return _collect(SMALL, states, folder / "collected"), states
 
 
-def test_what_went_wrong_is_written_as_a_plan(broken):
+def test_observed_faults_are_written_as_a_plan(broken):
     collected, _ = broken
     plan = tomllib.loads(collected.faults.read_text())["fault"]
     assert plan == [
@@ -114,14 +114,14 @@ def test_what_went_wrong_is_written_as_a_plan(broken):
     assert Spec.load(collected.spec).faults == str(collected.faults)
 
 
-def test_a_missing_node_has_no_figures(broken):
+def test_a_missing_node_has_no_values(broken):
     collected, _ = broken
     records = collected.read()
     assert [record["nodes"]["accuracy"][2] is None for record in records] == [False, False, True, True]
     assert [record["nodes"]["received"] for record in records] == [[2, 2, 2], [2, 2, 2], [1, 0, None], [1, 1, None]]
     assert [record["nodes"]["rejected"] for record in records][2] == [0, 1, None]
     sent = records[0]["nodes"]["bytes_sent"][0] // 2
-    assert records[2]["nodes"]["bytes_sent"] == [sent, sent, 0]  # refused is sent
+    assert records[2]["nodes"]["bytes_sent"] == [sent, sent, 0]  # a rejected message was sent
     there = records[3]["nodes"]["accuracy"][:2]
     assert records[3]["accuracy"] == sum(there) / 2
     assert records[3]["accuracy_worst"] == min(there)
@@ -129,7 +129,7 @@ def test_a_missing_node_has_no_figures(broken):
     assert summary["faults"] == {"missed": 2, "alone": 1, "rejected": 1}
 
 
-def test_histories_of_different_length_stay_each_nodes_own(broken):
+def test_histories_of_different_lengths_stay_separate(broken):
     collected, states = broken
     whole = read_checkpoint(collected.checkpoint)
     for id, state in enumerate(states):
@@ -142,7 +142,7 @@ def test_histories_of_different_length_stay_each_nodes_own(broken):
     assert int(whole["round"]) == 4
 
 
-def test_who_is_gone_is_no_part_of_the_mean(broken):
+def test_a_node_that_is_gone_is_not_in_the_mean(broken):
     collected, states = broken
     run = feda2l.Run(collected.path)
     key = next(key for key in read_checkpoint(collected.checkpoint) if key.startswith("model."))

@@ -1,4 +1,4 @@
-"""K peers come to the simulator's bits: parameters, optimiser memory, rates, histories, and each node's records."""
+"""K peers give the simulator's bits: parameters, optimizer state, rates, histories and the records of each node."""
 
 import time
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def test_every_other_algorithm(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize("topology", ["ring", "full"])
-def test_a_users_own_that_sees_every_received_state(tmp_path, topology, monkeypatch):
+def test_a_users_algorithm_that_sees_every_received_state(tmp_path, topology, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     algorithm = {"name": "coordinate_median:CoordinateMedian"}
     _check(SMALL | {"algorithm": algorithm, "topology": {"name": topology}}, tmp_path)
@@ -89,19 +89,19 @@ def test_a_directed_graph(tmp_path):
 
 
 def _wait_for(transport: Transport, name: str, round: int) -> None:
-    """Until a node has published its message of a round."""
+    """Wait until a node has published its message of a round."""
     until = time.monotonic() + 60
     while (sealed := transport.ask(name, NEWEST, 1.0, HEAD_LIMIT)) is None or unseal(sealed, None).round < round:
         assert time.monotonic() < until, f"{name} does not come to round {round}"
         time.sleep(0.01)
 
 
-# n0 hears n3: nobody but n1 waits for n0, so n3 is that far ahead before n0 is there, or has looked around
+# n0 receives from n3: only n1 waits for n0, so n3 is that far ahead before n0 has started or met its neighbours
 @pytest.mark.parametrize(
     ("late", "ahead"), [((PeerNode, "connect"), 2), ((Messenger, "newest"), 3)], ids=["start", "look"]
 )
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_directed_graph_where_one_begins_or_goes_on_late(tmp_path, monkeypatch, late, ahead, before):
+def test_a_directed_graph_where_one_node_starts_or_resumes_late(tmp_path, monkeypatch, late, ahead, before):
     if before:
         run_together(configs(DIRECTED | {"rounds": before}, tmp_path / "peers"))
     in_time: Callable[..., Any] = getattr(*late)
@@ -115,8 +115,8 @@ def test_a_directed_graph_where_one_begins_or_goes_on_late(tmp_path, monkeypatch
     _check(DIRECTED, tmp_path)
 
 
-def test_a_directed_graph_where_one_is_slow_to_the_end(tmp_path, monkeypatch):
-    """n3 is done while n0 has two rounds to train, each of which takes longer than anybody stays for nothing."""
+def test_a_directed_graph_where_one_node_is_slow_until_the_end(tmp_path, monkeypatch):
+    """n3 has finished while n0 has two rounds left, each longer than a node stays without progress."""
     monkeypatch.setattr(peer_node, "LEAVING", 0.2)
     in_time = Messenger.publish
 
@@ -130,8 +130,8 @@ def test_a_directed_graph_where_one_is_slow_to_the_end(tmp_path, monkeypatch):
     _check(DIRECTED, tmp_path)
 
 
-def test_a_search_waits_for_whoever_is_not_started(tmp_path, monkeypatch):
-    """As the first round does: the least deadline is for those who were there and are gone."""
+def test_a_search_waits_for_nodes_that_have_not_started(tmp_path, monkeypatch):
+    """Like the first round: the least deadline applies only to nodes that were present and disappeared."""
     in_time = PeerNode.connect
 
     def connect(self: PeerNode) -> Messenger:
@@ -158,12 +158,12 @@ def test_averaged_momentum_and_adam(tmp_path):
     _check(SMALL | {"training": adam, "rates": {"base": 0.001}}, tmp_path / "adam")
 
 
-def test_one_start_a_node(tmp_path):
-    # all meet all before any trains: in one process who trains seeds the generator that others draw their start from
+def test_one_initial_model_per_node(tmp_path):
+    # all nodes meet before any trains: in one process, training seeds the generator of the other nodes' initial models
     _check(SMALL | {"model": {"init": "per_node"}, "topology": {"name": "full"}}, tmp_path)
 
 
 def test_a_network_with_statistics(tmp_path, module):
-    """BatchNorm's running means and variances travel and are averaged like parameters."""
+    """The running means and variances of BatchNorm are sent and averaged like parameters."""
     name = module("from torch import nn\n" + NORMED)
     _check(SMALL | {"model": {"name": f"{name}:Normed"}, "topology": {"name": "ring"}}, tmp_path)

@@ -1,4 +1,4 @@
-"""The files operators start from: what must hold in them, whether or not an engine is here to run them."""
+"""Checks of the files for operators that need no container engine."""
 
 import configparser
 import json
@@ -24,7 +24,7 @@ TOMLS = [DEPLOY / "node.toml", *(DEPLOY / "nodes" / name / "node.toml" for name 
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile as (instruction, rest), continued lines joined and comments left out."""
+    """The Dockerfile as (instruction, rest), with joined lines and without comments."""
     text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     return [(line.split()[0], line.split(maxsplit=1)[1]) for line in lines if line.strip()]
@@ -43,7 +43,7 @@ def unit() -> configparser.ConfigParser:
 
 @pytest.mark.parametrize("path", TOMLS, ids=lambda path: path.parent.name)
 def test_every_configuration_is_valid_and_secure(path: Path) -> None:
-    config = NodeConfig.load(path)  # refuses one without [security]
+    config = NodeConfig.load(path)  # rejects a config without [security]
     assert config.security
     assert config.security.key.name == f"{config.name}.key"
     assert config.monitor.address
@@ -52,7 +52,7 @@ def test_every_configuration_is_valid_and_secure(path: Path) -> None:
 
 def test_the_example_shows_every_key_with_its_default() -> None:
     text = (DEPLOY / "node.toml").read_text()
-    # a commented key or table, but not a sentence
+    # a commented key or table, not a sentence
     whole = re.sub(r"^# (?=\[|[a-z_]+ = )", "", text, flags=re.MULTILINE)
     shown = tomllib.loads(whole)
     shown.pop("data")
@@ -76,12 +76,14 @@ def test_the_five_nodes_are_the_ring_of_their_spec() -> None:
         assert sorted(neighbour.id for neighbour in config.neighbours) == list(ring.neighbours(place))
         for neighbour in config.neighbours:
             port = configs[neighbour.id].listen.rpartition(":")[2]
-            assert neighbour.address == f"{NODES[neighbour.id]}:{port}"  # its service's name, also in its certificate
+            assert (
+                neighbour.address == f"{NODES[neighbour.id]}:{port}"
+            )  # the name of its service, which is in its certificate
         assert str(config.spec) == "/srv/feda2l/spec.toml"
         assert str(config.state) == "/var/lib/feda2l"
 
 
-def test_the_image_runs_as_nobody_special_and_holds_no_secret() -> None:
+def test_the_image_runs_without_privileges_and_holds_no_secret() -> None:
     found = instructions()
     last = max(number for number, (name, _) in enumerate(found) if name == "FROM")
     final = found[last:]
@@ -94,13 +96,13 @@ def test_the_image_runs_as_nobody_special_and_holds_no_secret() -> None:
     assert [rest for name, rest in found if name == "ARG"] == ['TORCH_INDEX=""']  # arguments stay in an image's history
     assert not any(re.search(r"(?i)password|token|secret", rest) for _, rest in found)
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
-    assert "*" in ignored  # everything but what is named
+    assert "*" in ignored  # everything except the named files
     kept = {line[1:] for line in ignored if line.startswith("!")}
     assert kept == {"pyproject.toml", "lock.txt", "README.md", "LICENSE", "src", "docs/troubleshooting.md"}
     assert all((ROOT / name).exists() for name in kept)
 
 
-def test_the_image_is_made_of_the_pinned_versions() -> None:
+def test_the_image_uses_the_pinned_versions() -> None:
     installs = [
         part for name, rest in instructions() if name == "RUN" for part in rest.split("&&") if "install -" in part
     ]
@@ -113,7 +115,7 @@ def test_the_image_is_made_of_the_pinned_versions() -> None:
         assert re.split(r"[<>=\[]", wanted)[0].lower() in pinned, wanted
 
 
-def test_health_is_asked_where_the_nodes_serve_it() -> None:
+def test_health_checks_use_the_port_of_the_monitor() -> None:
     found = dict(instructions())
     check = json.loads(found["HEALTHCHECK"].partition("CMD ")[2])
     compile(check[-1], "HEALTHCHECK", "exec")
@@ -143,15 +145,15 @@ def test_compose_runs_five_confined_nodes() -> None:
         assert service["cap_drop"] == ["ALL"]
         assert "no-new-privileges:true" in service["security_opt"]
         assert not service.get("privileged")
-        assert "user" not in service  # the image's own
+        assert "user" not in service  # the user of the image
         assert service["stop_grace_period"] == "15m"
         assert service["deploy"]["resources"]["limits"].keys() >= {"cpus", "memory", "pids"}
-        (port,) = service["ports"]  # of metrics; neighbours need none
+        (port,) = service["ports"]  # the port of the metrics; neighbours need no published port
         address, host, inside = port.split(":")
         assert (address, inside) == ("127.0.0.1", "9450")
         published.add(host)
         volumes = {volume.split(":")[1]: volume for volume in service["volumes"]}
-        assert volumes["/etc/feda2l"] == f"./nodes/{name}:/etc/feda2l:ro"  # its own certificate and nobody else's
+        assert volumes["/etc/feda2l"] == f"./nodes/{name}:/etc/feda2l:ro"  # only its own certificate
         assert volumes["/srv/feda2l/spec.toml"].endswith(":ro")
         state = volumes["/var/lib/feda2l"].split(":")[0]
         assert state == f"{name}-state"
@@ -164,7 +166,7 @@ def test_no_certificate_or_key_can_be_committed() -> None:
     assert not [path for path in DEPLOY.rglob("*") if b"PRIVATE KEY" in (path.read_bytes() if path.is_file() else b"")]
 
 
-def test_the_service_is_confined_and_comes_back() -> None:
+def test_the_service_is_confined_and_restarts() -> None:
     service = unit()["Service"]
     assert service["User"] == "feda2l"
     assert service["ProtectSystem"] == "strict"
@@ -184,14 +186,14 @@ def test_a_stop_waits_for_the_longest_round() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     copy = tmp_path / "feda2l-node.service"
     text = (DEPLOY / copy.name).read_text()
-    copy.write_text(text.replace("/opt/feda2l/bin/feda2l", "/bin/true"))  # must exist; feda2l need not here
+    copy.write_text(
+        text.replace("/opt/feda2l/bin/feda2l", "/bin/true")
+    )  # the program must exist, and feda2l may not be installed here
     done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
-    ours = [
-        line for line in done.stderr.splitlines() if copy.name in line
-    ]  # the machine's own units are not our matter
+    ours = [line for line in done.stderr.splitlines() if copy.name in line]  # ignore the other units of this machine
     assert ours == []
 
 
@@ -213,7 +215,7 @@ def test_the_guides_example_is_a_valid_configuration() -> None:
     assert [fault["kind"] for fault in plan["fault"]] == ["crash", "restart", "split"]
 
 
-def test_every_link_of_the_guide_leads_somewhere() -> None:
+def test_every_link_of_the_guide_has_a_target() -> None:
     guide = ROOT / "docs" / "deploy.md"
     for link in re.findall(r"\]\(([^)]+)\)", guide.read_text()):
         path, _, anchor = link.partition("#")

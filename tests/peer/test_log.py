@@ -1,4 +1,4 @@
-"""A node's log: what a line holds, what it may cost, and what must not stop the node."""
+"""The log of a node: the content of a line, its cost, and failures that must not stop the node."""
 
 import ast
 import errno
@@ -28,7 +28,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
 
-def test_a_line_of_the_file_is_an_object_with_its_own_fields(tmp_path: Path) -> None:
+def test_a_line_of_the_file_is_an_object_with_the_fields_of_its_event(tmp_path: Path) -> None:
     with NodeLog("n0", tmp_path, stream=io.StringIO()) as log:
         log.info("started", listen="0.0.0.0:7450")
         log.round = 7
@@ -43,7 +43,9 @@ def test_a_line_of_the_file_is_an_object_with_its_own_fields(tmp_path: Path) -> 
     assert first["time"].endswith("Z")
 
 
-def test_readable_lines_go_to_stderr_unless_json_is_wanted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stderr_gets_readable_lines_unless_json_is_requested(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with NodeLog("n0", tmp_path) as log:
         log.info("started", listen="0.0.0.0:7450")
     readable = capsys.readouterr().err
@@ -54,11 +56,11 @@ def test_readable_lines_go_to_stderr_unless_json_is_wanted(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("json_lines", [False, True])
-def test_a_plaintext_node_says_so_on_every_line(tmp_path: Path, json_lines: bool) -> None:
+def test_every_line_of_a_plaintext_node_says_so(tmp_path: Path, json_lines: bool) -> None:
     stream = io.StringIO()
     with NodeLog("n0", tmp_path, insecure=True, json_lines=json_lines, level="debug", stream=stream) as log:
         log.debug("a")
-        log.info("b", insecure=False)  # no field can unsay it
+        log.info("b", insecure=False)  # no field can override it
         log.error("c", note="two\nlines")
         try:
             raise ValueError("deep")
@@ -69,7 +71,7 @@ def test_a_plaintext_node_says_so_on_every_line(tmp_path: Path, json_lines: bool
         assert json.loads(line)["insecure"] is True if json_lines else line.startswith(INSECURE + " ")
 
 
-def test_a_secure_node_does_not_say_it(tmp_path: Path) -> None:
+def test_lines_of_a_secure_node_do_not_say_it(tmp_path: Path) -> None:
     stream = io.StringIO()
     with NodeLog("n0", tmp_path, stream=stream) as log:
         log.info("a")
@@ -118,7 +120,7 @@ def test_the_disk_is_bounded_by_size_times_count(tmp_path: Path, files: int, mon
     assert log.lost == 0
 
 
-def test_a_line_torn_by_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
+def test_a_line_cut_by_a_crash_does_not_damage_the_next(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"event": "whole"}\n{"event": "to')
     with NodeLog("n0", tmp_path, stream=io.StringIO()) as log:
         log.info("back")
@@ -126,7 +128,7 @@ def test_a_line_torn_by_a_crash_does_not_swallow_the_next(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-def test_a_full_disk_is_said_once_and_counted(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_counted(tmp_path: Path) -> None:
     (tmp_path / FILE).symlink_to("/dev/full")
     stream = io.StringIO()
     with NodeLog("n0", tmp_path, insecure=True, stream=stream) as log:
@@ -140,7 +142,7 @@ def test_a_full_disk_is_said_once_and_counted(tmp_path: Path) -> None:
     assert stream.getvalue().count("tick") == 50
 
 
-def test_when_there_is_room_again_the_file_goes_on_and_tells_what_is_missing(
+def test_with_free_space_again_the_log_continues_and_counts_the_missing_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = threading.Event()
@@ -177,7 +179,7 @@ def test_when_there_is_room_again_the_file_goes_on_and_tells_what_is_missing(
     assert stream.getvalue().count("log_cannot_be_written") == 1
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_does_not_read_blocks_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
     class Stuck(io.StringIO):
@@ -189,9 +191,9 @@ def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path, monkeypatch
     log = NodeLog("n0", tmp_path, stream=stream)
     for number in range(module.WAITING + 100):
         log.info("tick", number=number)
-    log._file.close()  # waits for the file alone
+    log._file.close()  # waits only for the file
     assert len(lines_of(tmp_path)) + log.lost == module.WAITING + 100
-    assert log._screen.dropped >= 99  # one may be on its way
+    assert log._screen.dropped >= 99  # one line may be in flight
     monkeypatch.setattr(module, "PATIENCE", 0.05)
     log.close()  # does not wait for it
     assert log._screen._thread.is_alive()
@@ -199,7 +201,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("end", ["node.close()", ""], ids=["closed", "not closed"])
-def test_a_process_whose_stderr_is_stuck_still_ends_as_it_wants(end: str) -> None:
+def test_a_process_with_a_blocked_stderr_still_exits_normally(end: str) -> None:
     script = f"""
 from feda2l.peer import log
 log.PATIENCE = 0.2
@@ -212,14 +214,14 @@ raise SystemExit(7)
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
     assert process.stderr
     try:
-        assert process.wait(60) == 7  # nobody reads the pipe
+        assert process.wait(60) == 7  # no process reads the pipe
     finally:
         process.kill()
         process.wait()
         process.stderr.close()
 
 
-def test_the_last_words_of_a_process_that_fails_are_kept(tmp_path: Path) -> None:
+def test_the_last_lines_of_a_failing_process_are_kept(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
 from feda2l.peer.log import NodeLog
@@ -261,7 +263,7 @@ def test_lines_of_the_standard_logging_become_lines_of_the_node(
     assert logging.getLogger("feda2l").propagate
 
 
-def test_many_threads_may_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_can_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING", 10_000)
     with NodeLog("n0", tmp_path, stream=io.StringIO()) as log:
         speakers = [
@@ -275,7 +277,7 @@ def test_many_threads_may_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(lines_of(tmp_path)) == 1600
 
 
-def test_a_folder_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported_as_a_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(FedA2LError, match=r"state .*missing.*cannot be written"):
         NodeLog("n0", tmp_path / "missing")
 

@@ -1,4 +1,4 @@
-"""A courier among honest, late, hung and hostile neighbours, in memory."""
+"""A courier with honest, late, hung and hostile neighbours, in memory."""
 
 import math
 import threading
@@ -27,7 +27,7 @@ NORM = 10.0
 
 
 class Told(list[tuple[str, str, bool]]):
-    """What was rejected: neighbour, reason, quarantined."""
+    """The rejected messages: neighbour, reason, quarantined."""
 
     def __call__(self, neighbour: Neighbour, refused: Any, quarantined: bool) -> None:
         self.append((neighbour.name, refused.reason, quarantined))
@@ -50,13 +50,13 @@ def messenger(
 
 
 def one_way(name: str, direction: Literal["both", "in", "out"], most: float = MOST) -> Neighbour:
-    """A neighbour that we only hear (in), or that only hears us (out)."""
+    """A neighbour that only sends to us (in), or that only receives from us (out)."""
     config = NeighbourConfig(name=name, id=int(name[1:]), address="localhost:1", direction=direction)
     return Neighbour(config, DeadlineConfig(least=LEAST, most=most), LimitsConfig())
 
 
 def head(sender: str, round: int, load: Payload = b"", **changes: Any) -> bytes:
-    """A head as `sender` would seal it, with lies."""
+    """A head as `sender` would seal it, with false fields."""
     said = {
         "protocol": PROTOCOL,
         "run": "run",
@@ -75,7 +75,7 @@ def head(sender: str, round: int, load: Payload = b"", **changes: Any) -> bytes:
 
 
 def impostor(hub: Hub, name: str, answer: Callable[[str], Payload | None]) -> None:
-    """A member of the network that answers whatever it likes."""
+    """A member of the network that answers what a test wants."""
 
     def reply_with(key: str, reply: Reply) -> None:
         reply(answer(key))
@@ -105,7 +105,7 @@ def test_heads_come_in_ascending_id_and_loads_are_the_tensors(hub):
     assert couriers[0].received == 2 * TEMPLATE.limit
 
 
-def test_a_question_is_held_until_the_neighbour_is_there(hub):
+def test_a_request_is_held_until_the_neighbour_publishes(hub):
     one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     threading.Timer(0.3, other.publish, (1, 0, ROW, TEMPLATE)).start()
     one.begin()
@@ -114,7 +114,7 @@ def test_a_question_is_held_until_the_neighbour_is_there(hub):
     assert 0.25 < time.monotonic() - began < MOST
 
 
-def test_who_is_late_is_left_out_once_and_then_not_waited_for(hub):
+def test_a_late_neighbour_is_left_out_once_and_then_not_waited_for(hub):
     one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     neighbour = one.neighbours[0]
     one.begin()
@@ -125,19 +125,19 @@ def test_who_is_late_is_left_out_once_and_then_not_waited_for(hub):
     one.begin()
     began = time.monotonic()
     assert one.heads(2, 0) == {}
-    assert time.monotonic() - began < LEAST  # a glance
+    assert time.monotonic() - began < LEAST  # only a short request
     other.publish(1, 0, ROW, TEMPLATE)
-    assert one.heads(3, 0) == {}  # it is there, but two rounds behind
+    assert one.heads(3, 0) == {}  # it answers, but is two rounds behind
     assert not neighbour.present
     threading.Timer(0.2, other.publish, (4, 0, ROW, TEMPLATE)).start()
     other.publish(3, 0, ROW, TEMPLATE)
     one.begin()
-    assert len(one.heads(4, 0)) == 1  # it keeps the pace again: it is waited for
+    assert len(one.heads(4, 0)) == 1  # it keeps up again: it is waited for
     assert neighbour.present
 
 
-def test_the_least_deadline_counts_from_the_own_message(hub):
-    """Whoever is the slowest itself gives the others a chance all the same."""
+def test_the_least_deadline_counts_from_our_own_message(hub):
+    """A node that is the slowest itself still waits for the others."""
     one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     one.neighbours[0].arrivals.extend([0.01] * 5)  # usually at once
     one.began = time.monotonic() - 60  # our own training took a minute
@@ -145,7 +145,7 @@ def test_the_least_deadline_counts_from_the_own_message(hub):
     assert len(one.heads(1, 0)) == 1
 
 
-def test_who_is_cut_off_is_asked_again_until_the_deadline(hub):
+def test_a_neighbour_that_is_cut_off_is_asked_again_until_the_deadline(hub):
     one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     other.publish(1, 0, ROW, TEMPLATE)
     hub.cut("n0", "n1")
@@ -154,7 +154,7 @@ def test_who_is_cut_off_is_asked_again_until_the_deadline(hub):
     assert len(one.heads(1, 0)) == 1
 
 
-def test_who_is_not_even_linked_gets_the_least_deadline_only(hub):
+def test_a_neighbour_without_a_link_gets_only_the_least_deadline(hub):
     one = messenger(hub, "n0", "n1")
     one.begin()
     began = time.monotonic()
@@ -163,7 +163,7 @@ def test_who_is_not_even_linked_gets_the_least_deadline_only(hub):
     assert not one.neighbours[0].present
 
 
-def test_one_that_hangs_does_not_keep_the_others_out(hub):
+def test_a_hung_neighbour_does_not_delay_the_others(hub):
     one, other = messenger(hub, "n0", "n1", "n2"), messenger(hub, "n2", "n0")
     hub.join("n1").serve(lambda key, reply: None)  # never answers
     other.publish(1, 0, ROW, TEMPLATE)
@@ -171,7 +171,7 @@ def test_one_that_hangs_does_not_keep_the_others_out(hub):
     assert [neighbour.name for neighbour in one.heads(1, 0)] == ["n2"]
 
 
-def test_an_error_in_a_thread_leaves_one_out_and_no_round_waiting(hub, monkeypatch):
+def test_an_error_in_a_thread_leaves_one_neighbour_out_and_blocks_no_round(hub, monkeypatch):
     one, other = messenger(hub, "n0", "n1", "n2"), messenger(hub, "n2", "n0")
     other.publish(1, 0, ROW, TEMPLATE)
     ask = one.transport.ask
@@ -185,7 +185,7 @@ def test_an_error_in_a_thread_leaves_one_out_and_no_round_waiting(hub, monkeypat
     assert [neighbour.name for neighbour in one.heads(1, 0)] == ["n2"]
 
 
-def test_who_lags_gets_the_newest_head(hub):
+def test_a_lagging_node_gets_the_newest_head(hub):
     one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     for round in range(1, 8):
         other.publish(round, 0, ROW, TEMPLATE)
@@ -198,7 +198,7 @@ def test_a_payload_that_is_gone_makes_the_neighbour_away(hub):
     other.publish(1, 0, ROW, TEMPLATE)
     ((neighbour, said),) = one.heads(1, 0).items()
     other.publish(2, 0, ROW, TEMPLATE)
-    other.publish(3, 0, ROW, TEMPLATE)  # two are kept: the first is gone
+    other.publish(3, 0, ROW, TEMPLATE)  # two messages are kept: the first is gone
     assert one.load(neighbour, said, TEMPLATE, NORM) is None
     assert not neighbour.present
     assert not neighbour.rejects  # late, not wrong
@@ -224,16 +224,18 @@ def test_newest_waits_for_all_or_for_enough(hub):
 @pytest.mark.parametrize(
     ("kept", "direction", "listener_at", "after", "received"),
     [
-        (5, "in", 1, 0, 1),  # it never waits for us: as long as the next message is there we missed nothing
-        (5, "in", 2, 0, 1),  # our listener missed us once, and waits for us when we keep the pace
-        (5, "in", 3, 0, 4),  # it gave us up: the network went on without us
+        (5, "in", 1, 0, 1),  # it never waits for us: while it has the next message we missed nothing
+        (5, "in", 2, 0, 1),  # our listener missed us once and waits when we keep up
+        (5, "in", 3, 0, 4),  # it gave us up: the network continued without us
         (5, "in", 3, 1, 2),
         (3, "in", 1, 0, 4),  # the next message is gone
         (3, "in", 1, 1, 2),
         (5, "both", 1, 0, 4),  # it waits for its neighbours, so it gave us up
     ],
 )
-def test_who_is_there_is_not_behind_one_that_never_waits_for_it(hub, kept, direction, listener_at, after, received):
+def test_a_present_node_is_not_behind_a_neighbour_that_never_waits_for_it(
+    hub, kept, direction, listener_at, after, received
+):
     one, other, listener = messenger(hub, "n0"), messenger(hub, "n1"), messenger(hub, "n2")
     one.neighbours, one.listeners = [one_way("n1", direction)], [one_way("n2", "out")]
     other.mailbox = Mailbox(kept)
@@ -245,8 +247,8 @@ def test_who_is_there_is_not_behind_one_that_never_waits_for_it(hub, kept, direc
     assert [said.round for said in one.newest(MOST, lambda heads: False).values()] == [4]
 
 
-def test_no_answer_about_the_next_message_is_asked_for_again(hub):
-    """On a busy machine an answer takes its time: that is no word of a message that is gone."""
+def test_a_missing_answer_about_the_next_message_is_requested_again(hub):
+    """On a busy machine an answer can be slow: this does not mean that the message is gone."""
     one, silent = messenger(hub, "n0"), ["head/1/0"]
     one.neighbours = [one_way("n1", "in")]
 
@@ -272,7 +274,7 @@ def test_farewell_lasts_until_all_have_the_last_message(hub):
 def test_farewell_ends_when_the_others_are_gone_or_the_time_is_over(hub):
     one, other = messenger(hub, "n0", "n1"), messenger(hub, "n1", "n0")
     began = time.monotonic()
-    one.farewell(3, TEMPLATE, 0.6)  # n1 never gets there
+    one.farewell(3, TEMPLATE, 0.6)  # n1 never reaches that round
     assert 0.55 < time.monotonic() - began < 5
     other.close()
     began = time.monotonic()
@@ -280,8 +282,8 @@ def test_farewell_ends_when_the_others_are_gone_or_the_time_is_over(hub):
     assert time.monotonic() - began < 5
 
 
-def test_a_farewell_to_a_listener_lasts_while_it_gets_on(hub):
-    """It is rounds behind, and a round of it takes longer than we stay for one who does nothing."""
+def test_a_farewell_to_a_listener_lasts_while_it_makes_progress(hub):
+    """The listener is rounds behind, and its round takes longer than we stay without progress."""
     one, listener = messenger(hub, "n0"), messenger(hub, "n1", "n0")
     one.listeners = [one_way("n1", "out", most=60.0)]
     listener.publish(1, 0, ROW, TEMPLATE)
@@ -312,8 +314,8 @@ def test_a_farewell_is_not_a_bad_message(hub):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_who_lags_gets_the_last_message_of_one_that_leaves(hub, steps):
-    """Not the empty head that says goodbye: there is nothing in it to go on with."""
+def test_a_lagging_node_gets_the_last_message_of_a_leaving_neighbour(hub, steps):
+    """It does not get the empty head of the farewell, which has no state."""
     one, other = messenger(hub, "n0", "n1", exchanges=steps), messenger(hub, "n1", "n0", exchanges=steps)
     for step in range(steps):
         other.publish(7, step, ROW, TEMPLATE)
@@ -328,7 +330,7 @@ def test_who_lags_gets_the_last_message_of_one_that_leaves(hub, steps):
     one.publish(8, 0, {}, TEMPLATE)
 
 
-# --- not believing ----------------------------------------------------------------------------------------------------
+# --- rejecting -------------------------------------------------------------------------------------------------------
 
 LOAD = pack(ROW, TEMPLATE)
 
@@ -347,7 +349,7 @@ LOAD = pack(ROW, TEMPLATE)
         (bytes(100_000), "too large"),
     ],
 )
-def test_a_bad_head_is_refused_once_a_round_and_quarantined_in_the_end(hub, answer, reason):
+def test_a_bad_head_is_rejected_once_per_round_and_finally_quarantined(hub, answer, reason):
     told = Told()
     one = messenger(hub, "n0", "n1", told=told)
     impostor(hub, "n1", lambda key: answer)
@@ -357,7 +359,7 @@ def test_a_bad_head_is_refused_once_a_round_and_quarantined_in_the_end(hub, answ
         one.begin()
         began = time.monotonic()
         assert one.heads(5, 0) == {}
-        assert time.monotonic() - began < MOST / 2  # a bad answer is an answer: nobody waits for a better one
+        assert time.monotonic() - began < MOST / 2  # a bad answer is an answer: the node does not wait for a better one
     assert told == [("n1", reason, False), ("n1", reason, False), ("n1", reason, True)]
     assert neighbour.rejects == {reason: 3}
     assert one.heads(12, 0) == {}  # not asked: 7 + 5 rounds
@@ -366,23 +368,23 @@ def test_a_bad_head_is_refused_once_a_round_and_quarantined_in_the_end(hub, answ
     assert len(told) == 4
 
 
-def test_a_leap_is_believed_when_there_was_time_for_it_and_is_no_offence(hub):
+def test_a_plausible_leap_is_accepted_and_an_implausible_one_is_no_offence(hub):
     told = Told()
     one = messenger(hub, "n0", "n1", "n2", told=told)
     neighbour = one.neighbours[0]
     impostor(hub, "n1", lambda key: head("n1", claimed, LOAD))
-    impostor(hub, "n2", lambda key: head("n2", one.round, LOAD))  # keeps our pace
+    impostor(hub, "n2", lambda key: head("n2", one.round, LOAD))  # keeps up with us
 
     def last_received(round: int) -> list[int]:
         one.publish(round, 0, ROW, TEMPLATE)
         one.begin()
-        one._lasted = deque([0.4])  # our fastest round: a neighbour does no more than ten in a second
+        one._lasted = deque([0.4])  # our fastest round: a neighbour completes at most ten per second
         return [said.round for said in one.heads(round, 0).values()]
 
     claimed = 5
     assert last_received(5) == [5, 5]
     neighbour.came(5, 0.1)
-    claimed = 8  # the one after its next: 0.1 s later
+    claimed = 8  # one round after its next: plausible 0.1 s later
     assert last_received(6) == [8, 6]
     neighbour.came(8, 0.1)
     claimed = 1000
@@ -396,14 +398,14 @@ def test_a_leap_is_believed_when_there_was_time_for_it_and_is_no_offence(hub):
     [
         ([1000, 1001, 998], [1000, 1001, 998]),  # we are slow
         ([1000, 1001, 7], [1000, 1001, 7]),  # two of three
-        ([1000, 7, 7], [7, 7]),  # it lies
-        ([1000, 2000, 3000], [1000, 2000]),  # each says another: no further than most are
+        ([1000, 7, 7], [7, 7]),  # the leap is false
+        ([1000, 2000, 3000], [1000, 2000]),  # different claims: accepted up to the round of most
         ([1000, 7], [7]),
-        ([1000], [1000]),  # nobody else to ask
+        ([1000], [1000]),  # no other neighbour to ask
     ],
 )
 @pytest.mark.parametrize("away", [False, True])
-def test_a_slow_node_believes_what_most_say(hub, claims, believed, away):
+def test_a_slow_node_accepts_what_most_neighbours_claim(hub, claims, believed, away):
     told, names = Told(), [f"n{number}" for number in range(1, len(claims) + 1)]
     one = messenger(hub, "n0", *names, told=told)
     for name, neighbour, round in zip(names, one.neighbours, claims, strict=True):
@@ -412,14 +414,14 @@ def test_a_slow_node_believes_what_most_say(hub, claims, believed, away):
         neighbour.present = not away
     one.publish(7, 0, ROW, TEMPLATE)
     one.begin()
-    one._lasted = deque([100.0])  # a round of ours: far too long for theirs to be believed by the clock
+    one._lasted = deque([100.0])  # our round: so long that their claims are not plausible by time
     assert [said.round for said in one.heads(7, 0).values()] == believed
     assert told == []
 
 
-def test_a_slow_node_believes_the_one_that_is_left(hub):
+def test_a_slow_node_accepts_the_only_remaining_neighbour(hub):
     one = messenger(hub, "n0", "n1", "n2", "n3")
-    impostor(hub, "n1", lambda key: head("n1", 1000, LOAD))  # the others have gone
+    impostor(hub, "n1", lambda key: head("n1", 1000, LOAD))  # the others are gone
     one.neighbours[0].came(6, 0.1)
     one.publish(7, 0, ROW, TEMPLATE)
     one.begin()
@@ -455,7 +457,7 @@ def bad(name: str, values: list[float]) -> dict[str, Tensor]:
         (pack({"model.weight": torch.ones(2), "buffers.running_vaz": torch.ones(1)}), "layout"),
     ],
 )
-def test_a_bad_payload_is_refused(hub, load, reason):
+def test_a_bad_payload_is_rejected(hub, load, reason):
     told = Told()
     one = messenger(hub, "n0", "n1", told=told)
     impostor(hub, "n1", lambda key: head("n1", 1, load) if key.startswith("head") else load)
@@ -468,12 +470,12 @@ def test_a_bad_payload_is_refused(hub, load, reason):
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
-        (pack(bad("model.weight", [3.0, 5.0]), TEMPLATE), "digest"),  # not what was signed
+        (pack(bad("model.weight", [3.0, 5.0]), TEMPLATE), "digest"),  # differs from the signed digest
         (LOAD[:-4], "size"),
-        (bytes(100_000), "too large"),  # refused by what it announces, before it is fetched
+        (bytes(100_000), "too large"),  # rejected by its announced size before it is fetched
     ],
 )
-def test_a_payload_that_is_not_the_announced_one_is_refused(hub, sent, reason):
+def test_a_payload_that_differs_from_the_announced_one_is_rejected(hub, sent, reason):
     told = Told()
     one = messenger(hub, "n0", "n1", told=told)
     impostor(hub, "n1", lambda key: head("n1", 1, LOAD) if key.startswith("head") else sent)
@@ -482,7 +484,7 @@ def test_a_payload_that_is_not_the_announced_one_is_refused(hub, sent, reason):
     assert told == [("n1", reason, False)]
 
 
-def test_bad_payloads_lead_to_quarantine_too(hub):
+def test_bad_payloads_also_lead_to_quarantine(hub):
     told = Told()
     one = messenger(hub, "n0", "n1", told=told)
     impostor(hub, "n1", lambda key: head("n1", int(key.split("/")[1]), LOAD) if key[0] == "h" else LOAD[:-1])
@@ -491,4 +493,4 @@ def test_bad_payloads_lead_to_quarantine_too(hub):
         one.begin()
         for neighbour, said in one.heads(round, 0).items():
             one.load(neighbour, said, TEMPLATE, NORM)
-    assert [quarantined for _, _, quarantined in told] == [False, False, True]  # and then it was not asked
+    assert [quarantined for _, _, quarantined in told] == [False, False, True]  # after that it was not asked

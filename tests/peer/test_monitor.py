@@ -1,4 +1,4 @@
-"""The monitor of a node, asked over real HTTP."""
+"""The monitor of a node, tested over real HTTP."""
 
 import http.client
 import json
@@ -56,7 +56,7 @@ def get(monitor: Monitor, path: str, method: str = "GET") -> tuple[int, str, str
 
 
 def metrics(monitor: Monitor) -> dict[str, float]:
-    """Every sample as `name{label=value,...}`, without the node's own name, which all have."""
+    """Every sample as `name{label=value,...}`, without the label of the node, which all samples have."""
     code, kind, text = get(monitor, "/metrics")
     assert code == 200
     assert kind.startswith("text/plain; version=0.0.4")
@@ -70,7 +70,7 @@ def metrics(monitor: Monitor) -> dict[str, float]:
     return found
 
 
-def test_metrics_tell_what_the_node_handed_over(monitor: Monitor) -> None:
+def test_metrics_show_the_status_of_the_node(monitor: Monitor) -> None:
     monitor.update(STATUS)
     monitor.rejected("n3", "norm")
     monitor.rejected("n3", "norm")
@@ -110,12 +110,12 @@ def test_metrics_tell_what_the_node_handed_over(monitor: Monitor) -> None:
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert found["process_resident_memory_bytes{}"] > 0
-    assert "feda2l_mse{}" not in found  # what is not known is not shown
+    assert "feda2l_mse{}" not in found  # unknown values are not shown
     assert "feda2l_checkpoint_age_seconds{}" not in found
     assert "feda2l_certificate_days_left{}" not in found
 
 
-def test_ages_and_days_are_of_the_moment_of_the_scrape(monitor: Monitor) -> None:
+def test_ages_and_days_are_computed_at_the_scrape(monitor: Monitor) -> None:
     now = time.time()
     monitor.update(NodeStatus(checkpoint_time=now - 100, certificate_expires=now + 10 * 86400, insecure=True))
     found = metrics(monitor)
@@ -177,11 +177,11 @@ def test_a_node_that_completes_rounds_is_healthy_and_one_that_does_not_is_stalle
         code, found = health(monitor)
         assert (code, found["status"], found["round"]) == (200, "running", 12)
         assert found["neighbours"] == {"present": 1, "away": 1, "quarantined": 1}
-        clock[0] += 2  # 31 s without a round where one may take 8
+        clock[0] += 2  # 31 s without a round, where a round may take 8 s
         code, found = health(monitor)
         assert (code, found["status"]) == (503, "stalled")
         assert metrics(monitor)["feda2l_healthy{}"] == 0
-        monitor.update(NodeStatus(phase="running", round=12, deadline=8.0))  # news, but no round
+        monitor.update(NodeStatus(phase="running", round=12, deadline=8.0))  # an update without a new round
         assert health(monitor)[0] == 503
         monitor.update(NodeStatus(phase="running", round=13, deadline=8.0))
         assert health(monitor)[0] == 200
@@ -194,7 +194,7 @@ def test_more_time_is_given_where_the_deadline_or_the_rounds_are_longer(clock: l
         assert health(monitor)[0] == 200
         clock[0] += 2
         assert health(monitor)[0] == 503
-        # its own training takes 301 s, longer than it would wait for others
+        # its training takes 301 s, longer than its wait for others
         monitor.update(NodeStatus(phase="running", round=2, deadline=100.0))
         clock[0] += 900
         assert health(monitor)[0] == 200
@@ -214,9 +214,9 @@ def test_starting_has_its_own_limit_and_a_finished_node_none(clock: list[float])
         assert (code, found["status"]) == (200, "done")
 
 
-def test_what_came_before_the_first_round_is_not_a_rounds_length(clock: list[float]) -> None:
+def test_the_time_before_the_first_round_is_not_the_length_of_a_round(clock: list[float]) -> None:
     with Monitor("127.0.0.1:0", "n0") as monitor:
-        clock[0] += 500  # data are read
+        clock[0] += 500  # the node reads its data
         monitor.update(NodeStatus(phase="running", round=1, deadline=5.0))
         clock[0] += 31
         assert health(monitor)[0] == 503
@@ -236,23 +236,23 @@ def test_other_paths_and_methods(monitor: Monitor) -> None:
     assert get(monitor, "/metrics", "POST")[0] == 405
 
 
-def test_a_port_in_use_is_the_users_to_mend() -> None:
+def test_a_port_in_use_is_reported_as_a_users_mistake() -> None:
     with Monitor("127.0.0.1:0", "n0") as first, pytest.raises(FedA2LError, match=r"monitor\.address.*in use"):
         Monitor(first.address, "n1")
 
 
 @pytest.mark.parametrize("address", ["9450", "localhost", ":9450", "a:b", "127.0.0.1:70000", "::1:9450", "a:²"])
-def test_an_address_that_is_none(address: str) -> None:
+def test_an_invalid_address(address: str) -> None:
     with pytest.raises(FedA2LError, match=r"monitor\.address.*expected HOST:PORT"):
         Monitor(address, "n0")
 
 
-def test_a_host_that_is_not_ours() -> None:
+def test_a_host_of_another_machine() -> None:
     with pytest.raises(FedA2LError, match=r"monitor\.address"):
-        Monitor("192.0.2.1:0", "n0")  # an address for documents, nobody's
+        Monitor("192.0.2.1:0", "n0")  # an address reserved for documentation
 
 
-def test_without_an_address_nothing_is_served_and_nothing_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_address_nothing_is_served_or_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     threads = threading.active_count()
     with Monitor(None, "n0") as monitor:
@@ -270,9 +270,7 @@ def test_two_nodes_in_one_process_do_not_share_metrics(monitor: Monitor) -> None
         assert metrics(other)["feda2l_round{}"] == 0
 
 
-def test_clients_that_say_nothing_hold_up_neither_the_node_nor_the_end(
-    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_clients_delay_neither_the_node_nor_its_end(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server._Handler, "timeout", 0.3)
     assert monitor.address
     where = ("127.0.0.1", int(monitor.address.rpartition(":")[2]))
@@ -280,12 +278,12 @@ def test_clients_that_say_nothing_hold_up_neither_the_node_nor_the_end(
     monitor.update(STATUS)  # does not wait
     for client in silent:
         client.settimeout(10)
-        assert client.recv(1) == b""  # all are closed, the surplus at once
+        assert client.recv(1) == b""  # all connections are closed, surplus ones at once
         client.close()
     assert get(monitor, "/health")[0] == 200
 
 
-def test_a_scrape_that_hangs_holds_no_lock_the_node_needs(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_scrape_holds_no_lock_of_the_node(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, go_on = threading.Event(), threading.Event()
     spread = module._spread
 

@@ -1,4 +1,4 @@
-"""Real nodes when others die, hang, are slow or cut off; when all stop; when the disk is full. Minutes."""
+"""Real nodes when others die, hang, are slow or cut off, when all stop, and when the disk is full. Takes minutes."""
 
 import signal
 import statistics
@@ -31,7 +31,7 @@ SPEC: dict[str, Any] = {
     "training": {"epochs": 10},
     "rates": {"name": "feda2l", "warmup_rounds": 2, "window": 3, "base": 0.05},
 }
-DISTANCE = 0.05  # of each node's final accuracy from the mean of the fault-free run's; measured: up to 0.02
+DISTANCE = 0.05  # allowed between each node's final accuracy and the mean of the fault-free run; measured: up to 0.02
 TOPOLOGIES = pytest.mark.parametrize("topology", ["ring", "full"])
 
 
@@ -40,7 +40,7 @@ def on(topology: str, **changes: Any) -> dict[str, Any]:
 
 
 def all_heard(network: Network, round: int) -> None:
-    """Wait until every node has heard all of its neighbours in one round after a round."""
+    """Wait until every node has received from all of its neighbours in one round after `round`."""
 
     def received() -> bool:
         for node in network.nodes:
@@ -53,7 +53,7 @@ def all_heard(network: Network, round: int) -> None:
 
 
 def check(network: Network, spec: dict[str, Any], folder: Path, survivors: list[NodeProcess]) -> None:
-    """Every line is its round, no round counts twice, survivors took part in all, all learned about the same."""
+    """Every line has its round, no round counts twice, survivors took part in all, and accuracies are similar."""
     expected, steps = fault_free(spec, folder)
     distances = {}
     for node in network.nodes:
@@ -72,7 +72,10 @@ def check(network: Network, spec: dict[str, Any], folder: Path, survivors: list[
 def test_two_of_five_are_killed_and_come_back(tmp_path, topology):
     spec = on(topology)
     with Network(tmp_path, spec) as network:
-        dead, survivors = network.nodes[1:3], [network.nodes[0], *network.nodes[3:]]  # who still hear each other
+        dead, survivors = (
+            network.nodes[1:3],
+            [network.nodes[0], *network.nodes[3:]],
+        )  # these still receive from each other
         survivors[0].reach(5)
         for node in dead:
             node.kill()
@@ -93,7 +96,7 @@ def test_two_of_five_are_killed_and_come_back(tmp_path, topology):
 
 
 @TOPOLOGIES
-def test_one_hangs_for_longer_than_the_deadline(tmp_path, topology):
+def test_one_node_hangs_for_longer_than_the_deadline(tmp_path, topology):
     spec = on(topology)
     with Network(tmp_path, spec) as network:
         hung, others = network.nodes[2], [*network.nodes[:2], *network.nodes[3:]]
@@ -109,7 +112,7 @@ def test_one_hangs_for_longer_than_the_deadline(tmp_path, topology):
     check(network, spec, tmp_path / "simulated", others)
     for node in others:
         waited = [line["mix"] for line in node.timings()]
-        # once for the one that hung, up to a deadline that adapted to what was usual; then it is not waited for
+        # one wait for the hung node, up to the adapted deadline; after that it is not waited for
         assert max(waited[3:]) < 20 + 5
         assert statistics.median(waited[stopped + 2 : stopped + 10]) < 3
 
@@ -151,7 +154,7 @@ def test_a_slow_node_does_not_slow_the_others_past_the_deadline(tmp_path):
     network = Network(tmp_path, spec, deadline={"least": 0.5, "most": 1.0})
     slow, others = network.nodes[4], network.nodes[:4]
     text = (tmp_path / "spec.toml").read_text()
-    # well past the deadline, on fast machines too
+    # far beyond the deadline, also on fast machines
     (tmp_path / "slow.toml").write_text(text.replace("epochs = 5", "epochs = 400"))
     slow.write(spec="slow.toml")
     with network:
@@ -162,23 +165,21 @@ def test_a_slow_node_does_not_slow_the_others_past_the_deadline(tmp_path):
         assert max(line["mix"] for line in node.timings()) < 1.0 + 4
         assert abs(node.accuracy - expected) < DISTANCE
     part = check_lines(slow, 40)
-    assert len(part) < 40  # rounds went by without it
+    assert len(part) < 40  # it missed rounds
     assert slow.log("rejoined")
-    together = [line for line in part if line["received"]][
-        -1
-    ]  # where it is too slow even for the farewell, it ends alone
+    together = [line for line in part if line["received"]][-1]  # if it is too slow even for the farewell, it ends alone
     assert abs(together["accuracy"] - expected) < DISTANCE
 
 
-def test_a_whole_network_stops_and_goes_on(tmp_path):
-    """Four leave politely; one is told twice and stops at once."""
+def test_a_whole_network_stops_and_resumes(tmp_path):
+    """Four nodes finish their round; one gets two signals and stops at once."""
     spec = on("ring", rounds=30)
     with Network(tmp_path, spec) as network:
         for node in network.nodes:
             node.reach(5)
         hasty, polite = network.nodes[2], [*network.nodes[:2], *network.nodes[3:]]
         hasty.signal(signal.SIGINT)
-        time.sleep(0.1)  # two signals at once would count as one
+        time.sleep(0.1)  # two simultaneous signals would count as one
         hasty.signal(signal.SIGINT)
         assert hasty.end() == 130
         for node in polite:
@@ -203,7 +204,7 @@ def test_a_node_is_admitted_and_a_certificate_renewed_while_all_run(tmp_path):
     *others, added = network.nodes
     hosts, entry = others[:2], others[0].config["neighbours"][-1]
     network.nodes = others
-    for node in others:  # nobody knows of the sixth yet
+    for node in others:  # no node knows the sixth one yet
         node.write(neighbours=node.config["neighbours"][:-1])
     added.write(neighbours=added.config["neighbours"][:2])
     with network:
@@ -217,10 +218,10 @@ def test_a_node_is_admitted_and_a_certificate_renewed_while_all_run(tmp_path):
         added.start()
         assert added.says("rejoined")["at"] >= 3
         all_heard(network, hosts[0].round)
-        # another one's certificate is renewed; it goes on listening where it did
+        # the certificate of another node is renewed; it keeps its address
         renewed = network.nodes[2]
         before = expires(renewed)
-        time.sleep(1.1)  # certificates count seconds
+        time.sleep(1.1)  # certificate times have a resolution of seconds
         issue(network.certs, "n2", days=400, renew=True)
         at = renewed.round
         renewed.signal(signal.SIGHUP)
@@ -235,17 +236,17 @@ def test_a_node_is_admitted_and_a_certificate_renewed_while_all_run(tmp_path):
             node.signal(signal.SIGTERM)
         network.finish()
     for node in others:
-        assert len(check_lines(node, node.round)) == node.round  # nobody stopped for it
+        assert len(check_lines(node, node.round)) == node.round  # no node stopped for it
 
 
 def expires(node: NodeProcess) -> float:
-    """When a node's certificate does, in seconds since 1970, as its metrics say."""
+    """The expiry of a node's certificate in seconds since 1970, from its metrics."""
     with urllib.request.urlopen(f"http://{node.config['monitor']['address']}/metrics", timeout=10) as page:
         lines = page.read().decode().splitlines()
     return float(next(line for line in lines if "certificate" in line and line[0] != "#").split()[-1])
 
 
-def test_a_full_disk_is_a_clear_end(tmp_path):
+def test_a_full_disk_ends_the_node_with_a_clear_error(tmp_path):
     network = Network(tmp_path, on("full", rounds=1000, training={"epochs": 5}))
     node = network.nodes[0]
     try:
@@ -257,7 +258,7 @@ def test_a_full_disk_is_a_clear_end(tmp_path):
             assert "Traceback" not in said
             others = network.nodes[1:]
             at = others[0].round
-            for other in others:  # and the others go on without it
+            for other in others:  # the others continue without it
                 other.reach(at + 5)
     except OSError as error:
         pytest.skip(f"cannot mount a small disk: {error}")

@@ -1,4 +1,4 @@
-"""Real nodes: one is killed and one is told to leave, both come back; and what a node says that cannot start."""
+"""Real nodes: one is killed, one leaves, and both come back; and the errors of nodes that cannot start."""
 
 import signal
 import socket
@@ -16,13 +16,13 @@ from feda2l.wire.certificates import issue, make_authority
 
 SPEC: dict[str, Any] = {
     "name": "killed",
-    "rounds": 1000,  # more than there is time for: the test ends it when it has seen enough, on any machine
+    "rounds": 1000,  # more than the test needs: it ends the network when it has seen enough
     "data": {"name": "digits", "nodes": 5, "alpha": 0.5},
     "topology": {"name": "full"},
     "training": {"epochs": 6},
     "rates": {"name": "feda2l", "warmup_rounds": 2, "window": 3, "base": 0.05, "horizon": 40},
 }
-DISTANCE = 0.05  # of the accuracy from that of the fault-free run; measured: 0.000 to 0.01
+DISTANCE = 0.05  # allowed between the accuracy and that of the fault-free run; measured: 0.000 to 0.01
 
 
 @pytest.mark.long
@@ -39,7 +39,7 @@ def test_one_is_killed_and_one_leaves_and_both_come_back(tmp_path):
         for node in (killed, left):
             node.start()
         for node in (killed, left):
-            assert node.says("resumed")["after"] >= 3  # every round has its checkpoint, right after its line
+            assert node.says("resumed")["after"] >= 3  # every round has a checkpoint, directly after its line
             node.says("rejoined")
 
         def all_hear_all() -> bool:
@@ -65,12 +65,12 @@ def test_one_is_killed_and_one_leaves_and_both_come_back(tmp_path):
     assert all(line["train_loss"] is not None for line in left.rounds()[: after[left]])  # it finished its round
 
 
-# --- what is wrong at the start -----------------------------------------------------------------------------------
+# --- mistakes at the start ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """The sections of a node that needs nobody, with good certificates."""
+    """The sections of a node without neighbours, with valid certificates."""
     folder = tmp_path_factory.mktemp("alone")
     make_authority(folder)
     issue(folder, "n0", hosts=HOSTS)
@@ -88,7 +88,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, A
 
 
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> int:
-    """The exit code of `feda2l node` in this process."""
+    """Run `feda2l node` in this process and return its exit code."""
     network = Network(tmp_path, SPEC | {"rounds": 1, "data": {"name": "digits", "nodes": 2}})
     network.nodes[0].write(neighbours=[], **changes)
     monkeypatch.setattr(sys, "argv", ["feda2l", "node", "--config", str(network.nodes[0].file)])
@@ -132,13 +132,13 @@ def test_a_port_in_use(tmp_path, monkeypatch, capfd):
     assert "Traceback" not in said
 
 
-def test_a_state_folder_that_cannot_be_one(tmp_path, monkeypatch, capfd):
+def test_a_state_folder_that_cannot_be_created(tmp_path, monkeypatch, capfd):
     (tmp_path / "file").write_text("")
     assert start(tmp_path, monkeypatch, state="file/n0") == 2
     assert "cannot be created" in capfd.readouterr().err
 
 
-def test_security_is_not_left_out_by_mistake(tmp_path, monkeypatch, capfd):
+def test_a_missing_security_section_is_an_error(tmp_path, monkeypatch, capfd):
     network = Network(tmp_path, SPEC | {"data": {"name": "digits", "nodes": 2}})
     node = network.nodes[0]
     del node.config["security"]

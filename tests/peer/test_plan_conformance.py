@@ -1,4 +1,4 @@
-"""One fault plan, two runtimes: what it cuts, spoils and splits comes to the same bits in simulator and peers."""
+"""One fault plan in two runtimes: simulator and peers give the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ PLANS = {
 
 
 def _check(values: dict[str, Any], plan: str, folder: Path) -> None:
-    patient = "" if "deadline" in plan else "deadline = 100.0\n"  # else a busy machine adds absences of its own
+    patient = "" if "deadline" in plan else "deadline = 100.0\n"  # otherwise a busy machine adds absences
     (folder / "plan.toml").write_text(patient + plan)
     run = feda2l.run(values | {"faults": str(folder / "plan.toml")}, out=folder / "simulated", progress=False)
     whole = read_checkpoint(run.checkpoint)
@@ -45,7 +45,7 @@ def _check(values: dict[str, Any], plan: str, folder: Path) -> None:
             assert ours["layers"]["stability"] == [theirs["layers"]["stability"][id]]
 
 
-# on a sparse graph those who waited for the late one are late for others in turn: real time, which no simulator has
+# on a sparse graph, nodes that waited for the late one are late for others: an effect of real time only
 @pytest.mark.parametrize(
     ("plan", "topology"), [*((plan, "full") for plan in PLANS), *((p, "ring") for p in PLANS if p != "late")]
 )
@@ -54,7 +54,7 @@ def test_a_plan_means_the_same_in_both(tmp_path, plan, topology):
 
 
 @pytest.mark.parametrize("algorithm", ["fedyogi", "fedawa", "push_sum", "gradient_tracking", "choco"])
-def test_for_algorithms_that_average_otherwise(tmp_path, algorithm):
+def test_for_algorithms_with_other_averages(tmp_path, algorithm):
     _check(SMALL | {"algorithm": {"name": algorithm}, "topology": {"name": "ring"}}, PLANS["split"], tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Three honest nodes, a fourth that lies in every round, strangers at the door: all refused, and the run goes on."""
+"""Three honest nodes reject a hostile fourth and strangers, and their run continues."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ from feda2l.wire.certificates import Identity, issue, make_authority
 from feda2l.wire.zenoh_settings import Tls
 from feda2l.wire.zenoh_transport import ZenohTransport
 
-ROUNDS, STRIKES, QUARANTINE = 40, 5, 2  # enough rounds for every lie to fall outside a quarantine
+ROUNDS, STRIKES, QUARANTINE = 40, 5, 2  # enough rounds for every bad message outside a quarantine
 SPEC: dict[str, Any] = {
     "name": "rejected_messages",
     "rounds": ROUNDS,
@@ -37,15 +37,15 @@ STRANGERS = {
 
 class Outcome(NamedTuple):
     honest: list[NodeProcess]
-    metrics: list[str]  # of each honest node, near the end
-    alerts: dict[str, str]  # what a stranger hears from a node that it connects to
-    learned: dict[str, Any]  # what one with a certificate, but no neighbour, gets
+    metrics: list[str]  # of each honest node, shortly before the end
+    alerts: dict[str, str]  # the TLS alert that a stranger gets from a node
+    learned: dict[str, Any]  # what a node with a certificate that is not a neighbour gets
     insecure: NodeProcess
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    """One network for all: to start four processes is what takes the time."""
+    """One network for all tests, because starting four processes takes most of the time."""
     folder = tmp_path_factory.mktemp("rejected_messages")
     limits = {"strikes": STRIKES, "quarantine_rounds": QUARANTINE, "samples": 100_000}
     network = Network(folder, SPEC, monitors=True, limits=limits)
@@ -64,7 +64,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
             alerts = {kind: knock(network, certificates.get(kind)) for kind in STRANGERS}
             learned = look_around(network, certificates["no neighbour"])
             for node in honest:
-                node.reach(ROUNDS - 2)  # they end soon after the last
+                node.reach(ROUNDS - 2)  # they end shortly after the last round
             metrics = [scrape(node) for node in honest]
             for node in honest:
                 assert node.end() == 0, node.said[-3000:]
@@ -76,7 +76,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
 
 
 def strangers(network: Network) -> dict[str, Path]:
-    """Certificates that are no good: all for the name of a neighbour, but the last."""
+    """Invalid certificates: all except the last have the name of a neighbour."""
     other, past = network.folder / "other", datetime.now(UTC) - timedelta(days=3)
     make_authority(other)
     return {
@@ -87,7 +87,7 @@ def strangers(network: Network) -> dict[str, Path]:
 
 
 def expired_identity(path: Path) -> Identity:
-    """`load` would refuse it, as it should."""
+    """Build an identity that `Identity.load` would reject."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -96,7 +96,7 @@ def expired_identity(path: Path) -> Identity:
 
 
 def plaintext(network: Network) -> NodeProcess:
-    """A node that takes n3's place without certificates, and does not wait long for those it cannot reach."""
+    """A node that takes n3's place without certificates and has short deadlines."""
     config = {key: value for key, value in network.nodes[3].config.items() if key not in ("security", "monitor")}
     config |= {"listen": free_addresses(1)[0], "state": "insecure", "deadline": {"least": 0.2, "most": 1.0}}
     folder = network.folder / "plain"
@@ -106,7 +106,7 @@ def plaintext(network: Network) -> NodeProcess:
 
 
 def knock(network: Network, certificate: Path | None) -> str:
-    """What TLS says to somebody who connects to an honest node."""
+    """The TLS alert for a client that connects to an honest node."""
     host, port = network.addresses[0].split(":")
     context = ssl.create_default_context(cafile=str(network.certs / "ca.pem"))
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -123,7 +123,7 @@ def knock(network: Network, certificate: Path | None) -> str:
 
 
 def look_around(network: Network, certificate: Path) -> dict[str, Any]:
-    """What one of our CA gets from a node that does not count it among its neighbours.
+    """The answers for a node with a certificate of our CA that is not a neighbour.
 
     It tries for three of the node's rounds, linked. A transport does not wait for its links, and a question ends at
     once where there is none: who asks and leaves may be gone before TLS, and then there is nothing to refuse or to log.
@@ -153,24 +153,24 @@ def scrape(node: NodeProcess) -> str:
 
 
 def counted(metrics: str) -> Counter[str]:
-    """Rejected messages of n3, by reason."""
+    """The rejected messages of n3 by reason."""
     line = re.compile(r'feda2l_rejected_messages_total\{[^}]*neighbour="n3"[^}]*reason="([^"]*)"[^}]*\} ([0-9.]+)')
     return Counter({reason: int(float(count)) for reason, count in line.findall(metrics)})
 
 
-def test_the_honest_finish_every_round_with_each_other(outcome):
+def test_honest_nodes_finish_every_round_together(outcome):
     for node in outcome.honest:
         others = [id for id in (0, 1, 2) if id != node.config["id"]]
         assert len(check_lines(node, ROUNDS)) == ROUNDS
         received = [line["received"] for line in node.rounds()]
         assert all(3 not in line for line in received)
-        assert received.count(others) >= ROUNDS - 5  # on a busy machine one may miss a deadline
+        assert received.count(others) >= ROUNDS - 5  # on a busy machine one node may miss a deadline
         assert node.accuracy > 0.9
         assert "Traceback" not in node.said
 
 
 @pytest.mark.parametrize("reason", LIES)
-def test_every_lie_is_refused_for_its_reason_and_attributed(outcome, reason):
+def test_every_bad_message_is_rejected_with_its_reason_and_sender(outcome, reason):
     for node in outcome.honest:
         found = [line for line in node.log("rejected") if line["reason"] == reason]
         assert found, f"{node.name} refused {Counter(line['reason'] for line in node.log('rejected'))}"
@@ -178,7 +178,7 @@ def test_every_lie_is_refused_for_its_reason_and_attributed(outcome, reason):
         assert {line["level"] for line in found} == {"warning"}
 
 
-def test_nobody_else_is_refused_and_the_metrics_count_the_same(outcome):
+def test_no_other_node_is_rejected_and_the_metrics_agree(outcome):
     for node, metrics in zip(outcome.honest, outcome.metrics, strict=True):
         logged = Counter(line["reason"] for line in node.log("rejected") if line["round"] < ROUNDS - 2)
         shown = counted(metrics)
@@ -187,8 +187,8 @@ def test_nobody_else_is_refused_and_the_metrics_count_the_same(outcome):
         assert shown.total() <= len(node.log("rejected"))
 
 
-def test_the_liar_is_quarantined_after_so_many_strikes(outcome):
-    """Bad messages come one a round; after five of them there is silence for two rounds."""
+def test_the_hostile_node_is_quarantined_after_the_configured_strikes(outcome):
+    """There is one bad message per round; after five of them the node is ignored for two rounds."""
     for node in outcome.honest:
         quarantined = [line["round"] for line in node.log("quarantined")]
         refused = [line["round"] for line in node.log("rejected")]
@@ -206,17 +206,17 @@ def test_a_certificate_alone_is_not_enough(outcome):
     assert outcome.learned == {"linked": True, "answers": {None}, "alive": {False}, "asked": []}
 
 
-def test_an_insecure_node_says_so_on_every_line_and_is_not_heard(outcome):
+def test_an_insecure_node_says_so_on_every_line_and_gets_no_answer(outcome):
     node = outcome.insecure
     lines = node.said.splitlines()
     assert len(lines) > 3
     assert all("INSECURE" in line for line in lines)
     assert all(line["insecure"] for line in node.log())
-    assert all(line["received"] == [] for line in node.rounds())  # nor does it hear anybody
+    assert all(line["received"] == [] for line in node.rounds())  # it receives nothing either
 
 
-def test_strangers_are_logged_with_what_was_wrong_with_them(outcome):
+def test_strangers_are_logged_with_the_reason(outcome):
     refused = " ".join(line["refused"] for line in outcome.honest[0].log("stranger"))
     for words in ("no certificates", "UnknownIssuer", "expired", "not a neighbour's certificate"):
         assert words in refused
-    assert "verification time" not in refused  # else each moment is a reason of its own, and never said before
+    assert "verification time" not in refused  # otherwise every moment would be a new reason

@@ -1,4 +1,4 @@
-"""`feda2l swarm`: real processes that come to the simulator's bits, and whose ends leave nothing behind."""
+"""`feda2l swarm`: real processes give the simulator's bits and leave nothing behind."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "rates": {"name": "feda2l", "warmup_rounds": 1, "window": 2, "base": 0.05},
 }
 FIVE = SMALL | {"data": SMALL["data"] | {"nodes": 5}}
-WAIT = 240.0  # seconds at most for anything here; the machine may be busy
+WAIT = 240.0  # the most seconds for any step; the machine may be busy
 
 
 def _command(values: dict[str, Any], folder: Path, *more: str) -> list[str]:
@@ -50,7 +50,7 @@ def _swarm(values: dict[str, Any], folder: Path, *more: str) -> subprocess.Compl
 
 @contextlib.contextmanager
 def _started(values: dict[str, Any], folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A swarm at work."""
+    """A running swarm."""
     process = subprocess.Popen(
         _command(values, folder, *more), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -63,7 +63,7 @@ def _started(values: dict[str, Any], folder: Path, *more: str) -> Iterator[subpr
 
 
 def _nodes(folder: Path) -> dict[str, int]:
-    """The node processes of a swarm in a folder: their ids by their names."""
+    """The process ids of a swarm's nodes by name."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def _check(values: dict[str, Any], folder: Path, *more: str) -> Path:
     return folder / "swarm"
 
 
-def test_a_swarm_comes_to_the_simulators_bits(tmp_path):
+def test_a_swarm_gives_the_simulators_bits(tmp_path):
     simulated = feda2l.run(SMALL, out=tmp_path / "simulated", progress=False)
     folder = swarm(Spec.parse(SMALL), tmp_path / "swarm", SwarmOptions(shown=False)).path
     demand_same(folder, simulated.path)
@@ -105,7 +105,7 @@ def test_a_swarm_comes_to_the_simulators_bits(tmp_path):
 
 
 def test_a_directed_graph(tmp_path):
-    """Processes start one after the other, so somebody is ahead of one that it never waits for."""
+    """Processes start one after the other, so a node is ahead of one for which it never waits."""
     _check(FIVE | {"algorithm": {"name": "push_sum"}, "topology": {"name": "directed_ring"}}, tmp_path)
 
 
@@ -137,7 +137,7 @@ def few():
 
 @pytest.mark.long
 def test_a_resnet_with_averaged_statistics(tmp_path, official, module, monkeypatch):
-    """A few steps on the first pictures of CIFAR-10: to score all of its test set would take minutes a round."""
+    """A few steps on the first images of CIFAR-10: evaluating the whole test set would take minutes per round."""
     name = module(FEW.format(folder=str(official)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     values = {
@@ -169,7 +169,7 @@ def test_plaintext_and_bf16(tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_node_is_missed_and_named(tmp_path):
+def test_a_killed_node_is_reported_by_name(tmp_path):
     values = SMALL | {"rounds": 60}
     with _started(values, tmp_path) as process:
         _until(lambda: _round(tmp_path, "n1") >= 5, process)
@@ -193,7 +193,7 @@ def test_a_killed_node_is_missed_and_named(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_swarm_goes_on_with_resume(tmp_path, number):
+def test_an_interrupted_swarm_continues_with_resume(tmp_path, number):
     values = SMALL | {"rounds": 100}
     with _started(values, tmp_path) as process:
         _until(lambda: _round(tmp_path, "n0") >= 3, process)
@@ -207,7 +207,7 @@ def test_an_interrupted_swarm_goes_on_with_resume(tmp_path, number):
     config = (tmp_path / "swarm" / "nodes" / "n0" / "node.toml").read_text()
     done = _swarm(values, tmp_path, "--resume")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "swarm" / "nodes" / "n0" / "node.toml").read_text() == config  # the run's name, the ports
+    assert (tmp_path / "swarm" / "nodes" / "n0" / "node.toml").read_text() == config  # the same run name and ports
     assert feda2l.Run(tmp_path / "swarm").summary["rounds"] == 100
     again = _swarm(values, tmp_path, "--resume")
     assert again.returncode == 0
@@ -216,7 +216,7 @@ def test_an_interrupted_swarm_goes_on_with_resume(tmp_path, number):
 
 @pytest.mark.long
 def test_more_rounds(tmp_path):
-    """A finished swarm goes on to where a longer one comes, bit by bit."""
+    """A finished swarm with more rounds gives the same bits as a longer run."""
     rates = SMALL["rates"] | {"horizon": 6}
     assert _swarm(SMALL | {"rates": rates}, tmp_path).returncode == 0
     longer = SMALL | {"rounds": 6, "rates": rates}
@@ -241,14 +241,14 @@ def test_no_node_outlives_its_swarm(tmp_path):
 
 @pytest.mark.long
 def test_a_fault_plan(tmp_path):
-    """One crashes and is started again, one hangs and goes on; neither is a failure, and both are there at the end."""
+    """One node crashes and restarts, one hangs and continues; neither is a failure, and both are present at the end."""
     slow = [
-        # a pace at which a process that is started can catch up, without work for the machine
+        # slow rounds, so that a restarted process can catch up
         {"kind": "delay", "node": node, "round": 4, "rounds": 8 if node == 2 else 14, "seconds": 1.0}
         for node in (0, 2, 3, 4)
     ]
-    # woken when the others have done round 14, it asks when their messages of round 15 are out, also on a busy machine:
-    # else it would go on from those of round 14, and write down round 13 as the one in which it came back
+    # it wakes when the others have completed round 14 and asks when their messages of round 15 exist, also when busy:
+    # otherwise it would continue from those of round 14 and record round 13 as the round of its return
     slow.append({"kind": "delay", "node": 2, "round": 12, "seconds": 6.0})
     plan = {
         "deadline": 10.0,
@@ -276,8 +276,8 @@ def test_a_fault_plan(tmp_path):
 
 
 @pytest.mark.long
-def test_a_network_that_does_not_come_up(tmp_path):
-    """A node whose port is taken after it was chosen: said at once, and nobody waits for it."""
+def test_a_network_that_does_not_start(tmp_path):
+    """A node's port is taken after it was chosen: this is reported at once, and no node waits."""
     with _started(SMALL, tmp_path) as process, socket.socket() as taken:
         config = tmp_path / "swarm" / "nodes" / "n1" / "node.toml"
         _until(config.exists, process)
@@ -314,7 +314,7 @@ def _nothing_starts(*_: object, **__: object) -> None:
     raise AssertionError("a process was started")
 
 
-def test_a_folder_that_is_not_its_own(tmp_path):
+def test_a_folder_of_another_run(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
     with pytest.raises(FedA2LError, match="not empty"):
@@ -335,7 +335,7 @@ def test_a_folder_that_is_not_its_own(tmp_path):
         (["--wire", "fp8"], "fp8"),
     ],
 )
-def test_the_command_line_says_what_is_wrong(tmp_path, words, problem, monkeypatch, capsys):
+def test_the_command_line_names_the_mistake(tmp_path, words, problem, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["feda2l", "swarm", "--out", str(tmp_path / "out"), *words])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -344,7 +344,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path, words, problem, monkeypat
     assert not (tmp_path / "out").exists()
 
 
-def test_ports_are_those_of_before_where_they_are_free():
+def test_former_ports_are_reused_if_they_are_free():
     first = free_ports([0, 0, 0])
     assert len(set(first)) == 3
     with socket.socket() as taken:

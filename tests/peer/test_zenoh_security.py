@@ -1,4 +1,4 @@
-"""Intruders in processes of their own: none learns or says anything, and the honest go on meanwhile."""
+"""Intruders in separate processes read and send nothing, and the honest nodes continue."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from feda2l.wire.zenoh_transport import ZenohTransport
 
 HOSTS = ["127.0.0.1"]
 
-# Whatever zenoh lets one try, with certificates and settings of one's own choice: nothing of ours in between.
+# Everything that zenoh allows, with any certificates and settings, without our code in between.
 INTRUDER = """
 import json, os, sys, time, zenoh
 away = zenoh.Locality.REMOTE  # not itself
@@ -40,7 +40,7 @@ def start(zid=None):
     put("transport/link/tls", task["tls"])
     return zenoh.open(config)
 session = start()
-if task["steal_id_at"]:  # learn who listens there, and come back under that name
+if task["steal_id_at"]:  # read the id of the node at this address, and reconnect with that id
     ids, until = [], time.monotonic() + 5
     while not ids and time.monotonic() < until:
         ids = session.info.peers_zid()
@@ -70,17 +70,17 @@ os._exit(0)
 
 
 class Intruder(NamedTuple):
-    """Who tries: with which files, and how far the connection itself may come."""
+    """An intruder: its files, and whether its connection can succeed."""
 
-    authority: str | None  # whose certificate it shows; None: none
+    authority: str | None  # the issuer of its certificate; None: no certificate
     name: str
-    linked: bool  # a certificate of our CA opens a link, on which then nothing is allowed
+    linked: bool  # a certificate of our CA opens a link, but nothing is allowed on it
     steals_id: bool = False
     scheme: str = "tls"
 
 
 INTRUDERS = {
-    "honest": Intruder("ours", "carl", True),  # the control: the same program gets an answer where it has a right to
+    "honest": Intruder("ours", "carl", True),  # the control: the same program gets an answer if it is allowed to
     "no certificate": Intruder(None, "bert", False),
     "no encryption": Intruder(None, "bert", False, scheme="tcp"),
     "another CA": Intruder("other", "bert", False),
@@ -93,8 +93,8 @@ INTRUDERS = {
 
 class Outcome(NamedTuple):
     reports: dict[str, dict[str, Any]]
-    answers: list[bytes | None]  # what anna and bert heard from each other meanwhile
-    silent: list[Any]  # what anna heard from fred, who is not there
+    answers: list[bytes | None]  # the answers between anna and bert in the meantime
+    silent: list[Any]  # anna's requests to fred, who is absent
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(folder: Path) -> Iterator[Outcome]:
-    """Everybody at once, for three seconds. Fred is a neighbour that is away: his name is free to be taken."""
+    """All intruders at once, for three seconds. Fred is an absent neighbour: intruders can try to use his name."""
     addresses = dict(zip(("anna", "bert", "fred"), free_addresses(3), strict=True))
     nodes = {name: node(folder, name, addresses) for name in ("anna", "bert")}
     processes = {
@@ -143,7 +143,7 @@ def outcome(folder: Path) -> Iterator[Outcome]:
 
 
 def node(folder: Path, name: str, addresses: dict[str, str]) -> ZenohTransport:
-    # Only anna connects: a link that bert made to her would stop who steals his id, whatever the settings.
+    # Only anna connects: a link made by bert would stop an intruder with his id, whatever the settings.
     neighbours = {**addresses, "carl": None, "dora": None, "anna": None}
     del neighbours[name]
     tls = Tls(folder / "ours" / "ca.pem", folder / "ours" / f"{name}.pem", folder / "ours" / f"{name}.key")
@@ -180,16 +180,16 @@ def intrude(
     )
 
 
-def test_the_honest_keep_exchanging(outcome: Outcome) -> None:
+def test_the_honest_nodes_keep_exchanging(outcome: Outcome) -> None:
     assert len(outcome.answers) > 20
     assert outcome.answers == [b"secret of bert", b"secret of anna"] * (len(outcome.answers) // 2)
 
 
-def test_nobody_can_answer_for_one_who_is_away(outcome: Outcome) -> None:
+def test_no_intruder_can_answer_for_an_absent_node(outcome: Outcome) -> None:
     assert set(outcome.silent) == {None}
 
 
-def test_who_has_a_right_gets_an_answer(outcome: Outcome) -> None:
+def test_an_authorized_node_gets_an_answer(outcome: Outcome) -> None:
     assert set(outcome.reports["honest"]["replies"]) == {"secret of anna"}
 
 
@@ -197,14 +197,14 @@ def test_who_has_a_right_gets_an_answer(outcome: Outcome) -> None:
 def test_an_intruder_gets_nothing(outcome: Outcome, kind: str) -> None:
     report = outcome.reports[kind]
     assert report["replies"] == []
-    assert report["questions"] == []  # nor is it asked, so it cannot answer
+    assert report["questions"] == []  # it receives no request, so it cannot answer
     assert report["samples"] == []
     assert bool(report["links"]) == INTRUDERS[kind].linked
 
 
 @pytest.mark.parametrize("intruder", [Intruder("other", "bert", False), Intruder("ours", "eve", True)], ids=str)
 def test_an_impostor_at_a_neighbours_address(folder: Path, intruder: Intruder) -> None:
-    """Bert is away and someone else listens where he did; anna connects to him."""
+    """Bert is absent, an intruder listens at his address, and anna connects to it."""
     addresses = dict(zip(("anna", "bert"), free_addresses(2), strict=True))
     process = intrude(folder, intruder, addresses["anna"], addresses["bert"], listen=addresses["bert"])
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What is uploaded: its files, its metadata, and that it runs from an empty environment."""
+"""The distribution: its files, its metadata, and that it runs from an empty environment."""
 
 import email
 import subprocess
@@ -16,13 +16,13 @@ from tools.try_distribution import try_distribution
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXPLAINED = "feda2l/troubleshooting.md"  # a page of docs/ that goes with the package
+EXPLAINED = "feda2l/troubleshooting.md"  # a page of docs/ that is part of the package
 IN_THE_REPOSITORY_ONLY = ("tests/", "results/", "reproduction/", "tools/", ".github/", "runs/", "deploy/")
-APART = {"lightning", "transformers", "flower", "hivemind", "integrations"}  # extras with a lock of their own
+APART = {"lightning", "transformers", "flower", "hivemind", "integrations"}  # extras with a separate lock file
 
 
 def build(out: Path) -> dict[str, Path]:
-    """The sdist, and the wheel that is built from it."""
+    """The sdist and the wheel that is built from it."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +44,7 @@ def sdist_files(dist: dict[str, Path]) -> set[str]:
         return {member.name.partition("/")[2] for member in sdist}
 
 
-def test_the_wheel_has_every_file_of_the_package_and_no_other(dist: dict[str, Path]) -> None:
+def test_the_wheel_has_exactly_the_files_of_the_package(dist: dict[str, Path]) -> None:
     source = ROOT / "src"
     package = {
         str(path.relative_to(source))
@@ -58,7 +58,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(dist: dict[str, Pa
     assert any(name.startswith("feda2l/report/paper/") and name.endswith(".csv") for name in found)
 
 
-def test_the_sdist_has_what_the_wheel_is_made_of_and_no_more(dist: dict[str, Path]) -> None:
+def test_the_sdist_has_exactly_the_sources_of_the_wheel(dist: dict[str, Path]) -> None:
     found = sdist_files(dist)
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "lock.txt", "docs/troubleshooting.md"} <= found
     assert {f"src/{name}" for name in wheel_files(dist) - {EXPLAINED} if ".dist-info/" not in name} <= found
@@ -66,7 +66,7 @@ def test_the_sdist_has_what_the_wheel_is_made_of_and_no_more(dist: dict[str, Pat
     assert dist["sdist"].stat().st_size < 5_000_000
 
 
-def test_the_metadata_is_valid_and_says_what_the_project_says(dist: dict[str, Path]) -> None:
+def test_the_metadata_is_valid_and_matches_the_project(dist: dict[str, Path]) -> None:
     with zipfile.ZipFile(dist["wheel"]) as wheel:
         name = f"feda2l-{PROJECT['version']}.dist-info"
         raw = wheel.read(f"{name}/METADATA")

@@ -1,4 +1,4 @@
-"""The workflows: least rights, pinned actions, targets that exist."""
+"""The workflows have few permissions, pinned actions and existing targets."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ def test_these_are_all() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_job_has_few_rights_a_limit_and_pinned_actions(name: str) -> None:
+def test_every_job_has_few_permissions_a_time_limit_and_pinned_actions(name: str) -> None:
     found = workflow(name)
     assert found["permissions"] in ({}, {"contents": "read"})
     for job in found["jobs"].values():
@@ -45,11 +45,11 @@ def test_every_job_has_few_rights_a_limit_and_pinned_actions(name: str) -> None:
             assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), step
         if "actions/checkout" in step.get("uses", ""):
             assert step["with"]["persist-credentials"] is False
-        assert "${{" not in step.get("run", "")  # nothing from outside is pasted into a shell
+        assert "${{" not in step.get("run", "")  # no outside text is inserted into a shell
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_workflow_calls_exists(name: str) -> None:
+def test_the_targets_of_a_workflow_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for step in steps(name):
         for target in re.findall(r"\bmake ([\w-]+)", step.get("run", "")):
@@ -72,7 +72,7 @@ def test_only_the_publishing_job_has_an_identity_and_no_secret_is_used() -> None
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert jobs["publish"]["environment"] == "pypi"
     assert jobs["publish"]["needs"] == "build"
-    # the job with the identity runs nothing of this repository
+    # the job with the identity runs no code of this repository
     assert all("run" not in step and "checkout" not in step["uses"] for step in jobs["publish"]["steps"])
     assert jobs["publish"]["steps"][-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
     assert workflow("publish")[True] == {"release": {"types": ["published"]}}  # YAML's `on`
@@ -86,7 +86,7 @@ def test_every_declared_python_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_forms_ask_for_something(name: str) -> None:
+def test_issue_forms_have_questions(name: str) -> None:
     form = load(HOME / "ISSUE_TEMPLATE" / f"{name}.yml")
     assert form["name"]
     assert form["description"]
