@@ -119,7 +119,7 @@ def run(
         )
 
 
-@app.command(group=RUN, help_prologue="Example: feda2l study evidence-sensitivity --seeds 1 --dry-run")
+@app.command(group=RUN, help_prologue="Example: feda2l study accuracy-bars --seeds 1 --dry-run")
 def study(
     name: str,
     *,
