@@ -148,7 +148,7 @@ class NodeProcess:
 class Network:
     """The nodes of a spec as processes; processes that still run at the end of the `with` are killed.
 
-    Every address is chosen anew. `through` puts a `Proxy` on the way from each node to each neighbour.
+    Every address is new. `through` puts a `Proxy` between each node and each neighbour.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ def check_lines(node: NodeProcess, rounds: int) -> list[dict[str, Any]]:
 def check_applied_once(node: NodeProcess, steps: int) -> None:
     """The node made `steps` local steps per recorded round: no step is lost, none counts twice.
 
-    A round that a node gave up in the middle left nothing behind.
+    An interrupted round left no trace.
     """
     state = read_checkpoint(node.state / "checkpoint.safetensors")
     lines = node.rounds()

@@ -56,8 +56,9 @@ class Peer:
 
 
 class Mail:
-    """A courier whose neighbours send what a test wants: all parameters of node j are `values[j]`, exchange after
-    exchange; who is in `gone` at an exchange has no payload any more.
+    """A courier whose neighbours send what a test wants: in each exchange all parameters of node j are `values[j]`.
+
+    A node in `gone` has no payload in that exchange.
     """
 
     def __init__(self, peer: Peer, samples: int) -> None:

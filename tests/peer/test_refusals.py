@@ -125,8 +125,9 @@ def knock(network: Network, certificate: Path | None) -> str:
 def look_around(network: Network, certificate: Path) -> dict[str, Any]:
     """The answers for a node with a certificate of our CA that is not a neighbour.
 
-    It tries for three of the node's rounds, linked. A transport does not wait for its links, and a question ends at
-    once where there is none: who asks and leaves may be gone before TLS, and then there is nothing to refuse or to log.
+    It tries for three rounds of the node while it is linked. A transport does not wait for its links, and a request
+    without a link ends at once. A stranger that leaves immediately may be gone before TLS, and then nothing is
+    rejected or logged.
     """
     node, asked, answers, alive = network.nodes[0], list[str](), list[Any](), list[bool]()
     tls = Tls(network.certs / "ca.pem", certificate, certificate.with_suffix(".key"))

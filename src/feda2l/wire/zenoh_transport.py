@@ -8,8 +8,8 @@ Behaviour of zenoh 1.10, found by experiments:
   timeout, not when `reply` returns. A query that is never dropped blocks the asking node.
 - The answering side is not told that the asking node gave up or died. Replies to it disappear without an error.
 - `ZBytes(x)` copies its argument (bytes, bytearray or str, not memoryview) and `to_bytes` copies again. The fragments
-  of a reply also stay in memory until the reply is freed. A node that answers and asks two neighbours needs 4.7 models
-  of memory for replies of 45 MB in one piece, and 1.3 for pieces of 1 MB. The pieces are as fast.
+  of a reply also stay in memory until the reply is freed. Replies of 45 MB in one piece need 4.7 models of memory at a
+  node that answers and asks two neighbours. Pieces of 1 MB need 1.3 models and are as fast.
 - A neighbour that hangs during a large write is not always disconnected at its lease (in one of seven trials on a busy
   machine). It looks alive, and a request to it ends at its timeout. So every request has a timeout.
 - A reply inherits the priority and the congestion control of its request, and both are reliable. By default a request
