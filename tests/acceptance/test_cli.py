@@ -179,7 +179,7 @@ def test_runs_without_out_get_separate_folders(cli: Cli, spec: str) -> None:
         assert f"records: runs/{folder}\n" in outcome.out
     resumed = cli("run", spec, "--resume")  # resumes the first run with more rounds
     assert resumed.code == 0
-    assert "going on after round 1" in resumed.err
+    assert "resuming after round 1" in resumed.err
     assert len(records(Path("runs/small"))) == 4
 
 

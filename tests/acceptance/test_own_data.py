@@ -244,7 +244,7 @@ def test_data_with_named_nodes_can_be_partitioned_differently(own: Path) -> None
         ({"table.model": "timer"}, "model.name = 'timer'"),
         ({"table.model": "cnn"}, "model.name = 'cnn'"),
         ({"table.model": "own_corners:Net"}, "model.name = 'own_corners:Net'"),
-        ({"table.partition": "time"}, 'data.partition = "time" is for series, and csv is none'),
+        ({"table.partition": "time"}, 'data.partition = "time" needs a time series; csv is not one'),
         ({"series.node": "sites"}, "own/river.csv has no column 'sites'; did you mean 'site'"),
         ({"series.columns": ["speed"]}, "own/river.csv has no column 'speed'; known: site, level, flow"),
         ({"series.node": None}, "river.csv, line 2, column 'site': expected a number or an empty cell, found 'north';"),
@@ -252,11 +252,11 @@ def test_data_with_named_nodes_can_be_partitioned_differently(own: Path) -> None
         ({"series.model": "mlp"}, "model.name = 'mlp'"),
         (
             {"series.model": "own_corners:Flat"},
-            "model.name = 'own_corners:Flat': its output for 2 samples is [2, 1, 2]",
+            "model.name = 'own_corners:Flat': its output for 2 samples has shape [2, 1, 2]",
         ),
         (
             {"series.partition": "dirichlet"},
-            'data.partition = "dirichlet" deals classes, and csv has none; choose natural',
+            'data.partition = "dirichlet" needs classes; csv has none; choose natural',
         ),
         ({"data.name": "own_corners:absent"}, 'data.name = "own_corners:absent" cannot be imported'),
         (
@@ -266,20 +266,20 @@ def test_data_with_named_nodes_can_be_partitioned_differently(own: Path) -> None
         ({"data.name": "own_corners:raises"}, "data.name = 'own_corners:raises' failed: KeyError: 'price'"),
         (
             {"data.name": "own_corners:nothing"},
-            "gave a Nothing without class_names, classes, groups, input, name, test, test_groups, train; "
-            "feda2l.data.samples.Dataset says what it has",
+            "returned a Nothing without class_names, classes, groups, input, name, test, test_groups, train; "
+            "feda2l.data.samples.Dataset lists what it needs",
         ),
         (
             {"data.name": "own_corners:no_targets"},
-            "train is a Nothing without __len__, inputs, targets, to; feda2l.data.samples.Samples says what it has",
+            "train is a Nothing without __len__, inputs, targets, to; feda2l.data.samples.Samples lists what it needs",
         ),
         ({"data.name": "own_corners:empty"}, "test has no samples"),
         (
             {"data.name": "own_corners:doubles"},
-            "train gives inputs of [2, 2] and torch.float64 for 2 samples, expected",
+            "train returns inputs of shape [2, 2] and torch.float64 for 2 samples, expected",
         ),
-        ({"data.name": "own_corners:other_shape"}, "for 2 samples, expected [2, 3] and torch.float32"),
-        ({"data.name": "own_corners:too_few_classes"}, "train has classes 0..3, not 0..2"),
+        ({"data.name": "own_corners:other_shape"}, "for 2 samples, expected shape [2, 3] and torch.float32"),
+        ({"data.name": "own_corners:too_few_classes"}, "train has classes 0..3, expected 0..2"),
         ({"data.name": "own_corners:names"}, "4 classes have 1 class_names"),
         ({"data.name": "own_corners:numbers_of_groups"}, "2 groups have 0 class_names"),
         (
@@ -288,18 +288,24 @@ def test_data_with_named_nodes_can_be_partitioned_differently(own: Path) -> None
                 "data.partition": "natural",
                 "data.model": "own_corners:Net",
             },
-            "own_corners:node_without_tests: node 1 has no test samples (test_groups does not name it)",
+            "own_corners:node_without_tests: node 1 has no test samples (it is missing from test_groups)",
         ),
         (
             {"data.name": "own_corners:float_labels"},
-            "train gives targets of [2] and torch.float32 for 2 samples, expected",
+            "train returns targets of shape [2] and torch.float32 for 2 samples, expected",
         ),
-        ({"data.name": "own_corners:integer_numbers"}, "train gives targets of [2] and torch.int64, expected float32"),
-        ({"data.name": "own_corners:breaks"}, "test does not give its samples: TypeError: "),
-        ({"data.name": "own_corners:short_groups"}, "groups must be None or a tensor with a node for each of the 400"),
+        (
+            {"data.name": "own_corners:integer_numbers"},
+            "train returns targets of shape [2] and torch.int64, expected float32",
+        ),
+        ({"data.name": "own_corners:breaks"}, "reading samples of test failed: TypeError: "),
+        (
+            {"data.name": "own_corners:short_groups"},
+            "groups must be None or a tensor with one node per sample (400 samples)",
+        ),
         (
             {"data.name": "own_corners:without_nodes", "data.partition": "natural"},
-            'data.partition = "natural": own_corners:without_nodes does not say which node a sample belongs to',
+            'data.partition = "natural": own_corners:without_nodes does not define which node a sample belongs to',
         ),
     ],
 )

@@ -487,7 +487,7 @@ def test_a_signal_ends_the_run_after_the_round_and_it_can_be_resumed(
     outcome = start("run", *flags(spec), "--out", "out", "--resume")
     _, err = outcome.communicate(timeout=60)
     assert outcome.returncode == 0, err
-    assert f"going on after round {done}" in err
+    assert f"resuming after round {done}" in err
     assert differing(folder, run(merged(spec, {"runtime": {"workers": 0}}), tmp_path / "whole")) == []
 
 

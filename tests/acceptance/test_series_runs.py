@@ -224,14 +224,14 @@ def test_a_forecast_that_is_resumed_or_packed_has_the_same_bytes(go: Callable[..
     ("more", "words"),
     [
         ({"algorithm": {"name": "fedntd"}}, 'algorithm.name = "fedntd" distils the classes that are not the answer'),
-        ({"algorithm": {"name": "dfedhpo"}}, 'algorithm.name = "dfedhpo" needs samples that a node does not train on'),
+        ({"algorithm": {"name": "dfedhpo"}}, 'algorithm.name = "dfedhpo" needs held-out samples on every node'),
         (
             {"evaluation": {"on": "local"}},
-            'evaluation.on = "local" needs samples that a node does not train on; a series',
+            'evaluation.on = "local" needs held-out samples on every node; a series',
         ),
         (
             {"data": {"partition": "dirichlet"}},
-            'data.partition = "dirichlet" deals classes, and exchange_rate has none',
+            'data.partition = "dirichlet" needs classes; exchange_rate has none',
         ),
         ({"data": {"nodes": 5}}, "these data come from 8 nodes, got nodes = 5"),
         ({"data": {"horizon": 4000}}, "exchange_rate: Australia has no test window of 96 + 4000 rows"),
@@ -302,7 +302,7 @@ def test_a_forecast_uses_the_windows_of_its_node_in_units_of_the_file(
 def test_an_impossible_forecast_is_rejected(go: Callable[..., feda2l.Run], official: Path, cli: Cli) -> None:
     go(spec(rounds=1))
     for arguments, words in [
-        (["run", "--node", 8], "--node 8: the run has nodes 0 to 7"),
+        (["run", "--node", 8], "--node 8: must be 0 to 7"),
         (["run", "--windows", 0], "--windows 0: at least one window is needed"),
         (["nowhere"], "nowhere: is not a run folder"),
         (["run", "--out", "run/spec.toml/x.png"], "run/spec.toml/x.png: the figure cannot be written"),
@@ -313,7 +313,7 @@ def test_an_impossible_forecast_is_rejected(go: Callable[..., feda2l.Run], offic
     feda2l.run({"rounds": 1, "runtime": {"workers": 0}}, out="digits", progress=False)
     outcome = cli("forecast", "digits")
     assert outcome.code == 2
-    assert "digits: is a run on digits, which is not a series: there is nothing to forecast" in outcome.err
+    assert "digits: this run used digits, which is not a time series" in outcome.err
 
 
 def test_show_partition_of_a_series_counts_windows_of_sites(

@@ -35,8 +35,8 @@ def test_a_mistake_in_the_spec_is_said_once(tmp_path):
     ("ranks", "more", "said"),
     [
         (4, {}, "data.nodes = 3 on 4 ranks"),
-        (2, {"faults": "plan.toml"}, "fault plan is for one process"),
-        (2, {"network": {"participation": 0.7}}, "network.participation: rounds in which some nodes rest"),
+        (2, {"faults": "plan.toml"}, "fault plan needs a single process"),
+        (2, {"network": {"participation": 0.7}}, "network.participation below 1 needs a single process"),
         (2, {"model": {"name": "users_models:Failing"}}, "this model cannot"),
         (2, {"runtime": {"device": "cuda"}}, 'runtime.device = "cuda" is not available'),
         (2, {"rates": {"name": "constant", "base": 1e30}}, "the run diverged in round 1"),
@@ -68,7 +68,9 @@ def test_ranks_with_different_specs_are_refused(tmp_path):
     )
     code, output = finish(torchrun(2, script, json.dumps(SPEC), tmp_path / "run"), 120)
     assert code == 0, output
-    assert output.count("said: the ranks were not given the same spec: 0.rounds is 3 at rank 1 and 2 at rank 0") == 1
+    assert (
+        output.count("said: the ranks have different values in the spec: 0.rounds is 3 at rank 1, and 2 at rank 0") == 1
+    )
     assert not (tmp_path / "run").exists()
 
 

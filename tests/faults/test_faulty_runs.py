@@ -100,7 +100,7 @@ def test_a_run_goes_on_only_with_its_own_plan(plan, tmp_path):
     path = plan("crash node=1 round=2")
     stopped({**SPEC, "faults": path}, tmp_path / "run", 3)
     plan("crash node=1 round=4")
-    with pytest.raises(FedA2LError, match="the fault plan is not the one that this run began with"):
+    with pytest.raises(FedA2LError, match="the fault plan differs from the one this run started with"):
         feda2l.run({**SPEC, "faults": path}, out=tmp_path / "run", resume=True, progress=False)
     with pytest.raises(FedA2LError, match="faults"):
         feda2l.run(SPEC, out=tmp_path / "run", resume=True, progress=False)

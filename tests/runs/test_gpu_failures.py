@@ -52,4 +52,4 @@ def test_runs_that_do_not_fit_the_memory_together_run_in_smaller_packs(
     specs = [SPEC | {"name": f"run-{seed}", "seed": seed, "rounds": 2} for seed in range(1, 6)]
     runs = feda2l.run(specs, out=tmp_path)
     assert [run.summary["pack"] for run in runs] == [2, 2, 1, 2, 2]  # 5 -> 2 and 3, 3 -> 1 and 2
-    assert "do not fit the GPU's memory together" in capsys.readouterr().err
+    assert "do not fit into GPU memory together" in capsys.readouterr().err

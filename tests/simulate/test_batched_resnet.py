@@ -116,6 +116,6 @@ def test_the_released_networks_are_covered_and_what_is_not_says_so() -> None:
 
 def test_smaller_last_batches_stay_with_captured_steps() -> None:
     loaded = Loaded.of(data.load("digits"), torch.device("cpu"))
-    for drop_last, why in ((True, ""), (False, "training.drop_last = false leaves smaller batches")):
+    for drop_last, why in ((True, ""), (False, "training.drop_last = false gives batches of different sizes")):
         spec = {"data": {"nodes": 3}, "model": {"name": "resnet18"}, "training": {"drop_last": drop_last}}
         assert why_not_batched([assemble(Spec.parse(spec), loaded)]) == why

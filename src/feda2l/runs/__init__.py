@@ -1,1 +1,1 @@
-"""From a spec to a finished run folder: assemble, train as a pack, resume, summarize. Many runs are in `studies`."""
+"""Turn a spec into a finished run folder: assemble, train, resume, summarize. Package `studies` plans many runs."""

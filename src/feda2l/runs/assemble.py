@@ -1,4 +1,4 @@
-"""From a spec to a run: samples assigned to nodes, a model, a graph, a rate rule; every mistake is found here."""
+"""Turn a spec into a run: assigned samples, a model, a graph, a rate rule. All errors in a spec are raised here."""
 
 import threading
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ BUILDING = threading.Lock()
 
 @dataclass(frozen=True)
 class Assembled:
-    """A run ready to join a pack: its resolved spec, its plan and exchange, and a model to start from."""
+    """A run that is ready to join a pack: its resolved spec, its plan, its exchange and its initial model."""
 
     spec: Spec
     live: LiveRun
@@ -52,11 +52,14 @@ class Assembled:
     dataset: Dataset
     device: torch.device
     faults: FaultPlan | None = None
-    participation: bool = False  # does only a share of the nodes take part in a round?
+    participation: bool = False  # True if only some of the nodes take part in each round
 
 
 class NodeInNetwork(NamedTuple):
-    """One node whose neighbours are elsewhere: its number in a network of so many, and its part of the data."""
+    """One node of a network whose other nodes run in other processes.
+
+    `id` is the node's number, `nodes` the size of the network, `part` the index of its share of the data.
+    """
 
     id: int
     nodes: int
@@ -64,7 +67,7 @@ class NodeInNetwork(NamedTuple):
 
 
 def assemble(spec: Spec, data: Loaded) -> Assembled:
-    """Everything a run of a whole network needs, or a clear error before any training starts."""
+    """Assemble a run of a whole network. Errors in the spec are raised here, before training starts."""
     spec, model, training = _resolve(spec, data)
     shards, local = assign_samples(spec, data.dataset)
     member = RunData(training, shards, local, data.test, data.dataset.classes, own_tests(spec, data.dataset))
@@ -75,12 +78,12 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
     partly, clock = _network(spec, mixing.topology, training, samples)
     if faults and (partly or clock):
         raise FedA2LError(
-            "faults and network: a plan says who is there, and how long others wait for who is not is not simulated; "
-            "leave one of them out"
+            "faults and [network] cannot be combined: the simulation does not model how long nodes wait for a failed "
+            "neighbour; remove one of the two"
         )
     attendance = faults or partly
     exchange: Exchange = AllNodes(mixing, plan.samples, clock)
-    if attendance:  # a plan in which nothing fails leaves every byte as it is without one
+    if attendance:  # an empty plan is skipped, so that the run is identical to one without a plan
         schedule = PresenceSchedule(attendance, mixing, samples)
         exchange = SomeNodes(schedule, plan.samples, clock, resting=not faults)
     live = LiveRun(plan, exchange)
@@ -88,9 +91,9 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
 
 
 def assemble_at(place: NodeInNetwork, spec: Spec, data: Loaded, exchange: Exchange) -> Assembled:
-    """The same for one node whose neighbours are elsewhere, with the exchange that reaches them.
+    """Assemble a run of one node whose neighbours run in other processes. `exchange` communicates with them.
 
-    Its weights depend on what its neighbours say, its faults and its time on its process: the exchange knows.
+    The exchange also determines the node's mixing weights, its faults and its time.
     """
     spec, model, training = _resolve(spec, data)
     shards, local = assign_samples(spec, data.dataset)
@@ -104,7 +107,7 @@ def assemble_at(place: NodeInNetwork, spec: Spec, data: Loaded, exchange: Exchan
 
 
 def _resolve(spec: Spec, data: Loaded) -> tuple[Spec, nn.Module, Training]:
-    """The spec with every default, the model with its start, and how it is trained; mistakes in them are found here."""
+    """Return the spec with every default filled in, the initial model and the training settings, all checked."""
     dataset = data.dataset
     name = spec.model.name or default_model(spec.data, dataset)
     shape = ModelShape.of(dataset)
@@ -167,7 +170,7 @@ def _plan(spec: Spec, model: nn.Module, member: RunData, mixing: Mixing, network
 
 
 def populate(runs: Sequence[Assembled]) -> Engine:
-    """The engine that fits the model, over the pack's population with every row at its start."""
+    """Create the pack's population, set every row to its initial values, and return the engine that suits the model."""
     first = runs[0]
     rows = sum(run.live.plan.nodes for run in runs)
     state = sorted({name for run in runs for name in run.live.plan.algorithm.state})
@@ -187,9 +190,9 @@ def populate(runs: Sequence[Assembled]) -> Engine:
 
 
 def pack_key(spec: Spec) -> tuple[Any, ...]:
-    """Runs with equal keys can train as one population."""
+    """Return a key that is equal for runs that can train as one population."""
     name = spec.model.name or ""
-    # a user's model may hold what is drawn at its start and never trained (frozen layers): one seed a pack
+    # frozen layers keep random initial values that depend on the seed, so such models share a pack only with one seed
     seed = spec.seed if ":" in name or spec.model.freeze else None
     runtime = spec.runtime.model_dump(exclude={"checkpoint_seconds"})
     tuned = spec.model.start, spec.model.fresh, spec.model.freeze
@@ -197,7 +200,7 @@ def pack_key(spec: Spec) -> tuple[Any, ...]:
 
 
 class ModelShape(NamedTuple):
-    """What a model is built for: inputs, and classes or numbers to answer with."""
+    """The shapes a model is built for: its input, and the number of classes or the horizon that it predicts."""
 
     input: tuple[int, ...]
     classes: int | None
@@ -216,20 +219,20 @@ class ModelShape(NamedTuple):
 
 
 def new_model(name: str | None, seed: int, shape: ModelShape, *, node: int = 0) -> nn.Module:
-    """The model with the initial values of a node; node 0's is the common start."""
+    """Build the model with a node's initial values. With a common start all nodes use those of node 0."""
     assert name is not None
-    with BUILDING, torch.random.fork_rng(devices=[]):  # modules draw from the one generator of the process
+    with BUILDING, torch.random.fork_rng(devices=[]):  # modules draw from the process's global generator
         torch.default_generator.manual_seed(derive_seed(seed, node=node, purpose="init"))
         return build(name, classes=shape.classes or 0, input=shape.input, horizon=shape.horizon)
 
 
 def fine_tuned(model: nn.Module, spec: ModelSpec) -> str | None:
-    """Give a new model its pretrained start and freeze what is to keep it, in place; returns the start's sha256."""
-    found = None
+    """Load pretrained weights into a new model and freeze layers, in place. Return the sha256 of the weights file."""
+    sha256 = None
     if spec.start is not None:
-        found = load_start(model, spec.start, fresh=spec.fresh or (), sha256=spec.start_sha256)
+        sha256 = load_start(model, spec.start, fresh=spec.fresh or (), sha256=spec.start_sha256)
     freeze(model, spec.freeze or ())
-    return found
+    return sha256
 
 
 def _setting(
@@ -252,7 +255,7 @@ def _setting(
 def _network(
     spec: Spec, graph: Topology, training: Training, samples: list[int]
 ) -> tuple[Participation | None, Clock | None]:
-    """Who takes part where not all do, and the clock where anything takes time."""
+    """Return the participation draw (None if all nodes take part) and the clock (None if nothing takes time)."""
     network, nodes = spec.network, graph.nodes
     if network is None:
         return None, None
@@ -272,7 +275,7 @@ def _network(
 
 
 def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:
-    """The weights of the average; a graph or weights on which the algorithm is not defined are refused."""
+    """Return the mixing weights. Raise an error if the algorithm is not defined on this graph or these weights."""
     wanted, weights = spec.algorithm.algorithm.mixing, spec.topology.weights
     strict = wanted in ("doubly_stochastic", "symmetric")
     name, where = f'algorithm.name = "{spec.algorithm.name}"', f'topology.name = "{spec.topology.name}"'
@@ -280,16 +283,16 @@ def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:
         mixing = build_mixing(graph, weights, samples, push=wanted == "push")
         if not strict or (mixing.symmetric() if wanted == "symmetric" else mixing.doubly_stochastic()):
             return mixing
-    needs = "every node to be heard as much as it hears" if wanted == "doubly_stochastic" else "symmetric weights"
+    needs = "doubly stochastic weights" if wanted == "doubly_stochastic" else "symmetric weights"
     if not graph.directed:
         raise FedA2LError(
-            f'{name} needs {needs}, which topology.weights = "{weights}" does not bring on {where}; '
+            f'{name} needs {needs}, but topology.weights = "{weights}" does not give them on {where}; '
             'use topology.weights = "metropolis"',
             see="topology",
         )
     equal = ', topology.weights = "uniform" where all degrees are equal' if wanted == "doubly_stochastic" else ""
     raise FedA2LError(
-        f'{name} needs {needs} and {where} is directed; use an undirected graph{equal} or algorithm.name = "push_sum"',
+        f'{name} needs {needs}, but {where} is directed; use an undirected graph{equal} or algorithm.name = "push_sum"',
         see="topology",
     )
 
@@ -301,10 +304,10 @@ def _loss(spec: Spec, *, classes: bool) -> Loss:
     name = spec.model.loss
     assert name is not None
     if name in LOSSES:
-        if classes != (name == "cross_entropy"):  # shapes may fit all the same, and then nonsense is learned
+        if classes != (name == "cross_entropy"):  # without this check the shapes may match and training is meaningless
             kind, fit = ("classes", "cross_entropy") if classes else ("numbers", "mse or mae")
             raise FedA2LError(
-                f'model.loss = "{name}": the targets of {spec.data.name} are {kind}, use {fit}', see="own-code"
+                f'model.loss = "{name}": the targets of {spec.data.name} are {kind}; use {fit}', see="own-code"
             )
         return LOSSES[name]
     if ":" not in name:
@@ -316,7 +319,7 @@ def _loss(spec: Spec, *, classes: bool) -> Loss:
 
 
 def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
-    """Two samples through the model and the loss, so that a mismatch is an error now and not in a worker."""
+    """Pass two samples through the model and the loss, so that a mismatch is reported before the workers start."""
     two = torch.arange(min(2, len(data.dataset.train)))
     x, y = data.dataset.train.inputs(two), data.dataset.train.targets(two)
     classes, name = data.dataset.classes, spec.model.name
@@ -326,18 +329,19 @@ def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
         value = loss(outputs, y) if isinstance(outputs, Tensor) and outputs.shape == wanted else None
     except Exception as error:
         raise FedA2LError(
-            f"model.name = {name!r} with model.loss = {spec.model.loss!r} does not take {spec.data.name}'s samples of "
+            f"model.name = {name!r} with model.loss = {spec.model.loss!r} fails on {spec.data.name}'s samples of shape "
             f"{list(x.shape[1:])}: {error}",
             see="own-code",
         ) from error
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
-        found = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        actual = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"type {type(outputs).__name__}"
         raise FedA2LError(
-            f"model.name = {name!r}: its output for {len(two)} samples is {found}, not {list(wanted)}", see="own-code"
+            f"model.name = {name!r}: its output for {len(two)} samples has {actual}, expected shape {list(wanted)}",
+            see="own-code",
         )
     if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
         raise FedA2LError(
-            f"model.loss = {spec.model.loss!r}: must give one number, as a tensor that depends on the model's outputs",
+            f"model.loss = {spec.model.loss!r}: must return a scalar tensor that depends on the model's outputs",
             see="own-code",
         )
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):

@@ -1,4 +1,4 @@
-"""Which samples each node holds: what it trains on, what it leaves, what it is tested with."""
+"""Assign samples to nodes: those it trains on, those it holds out, and those it is tested on."""
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ Parts = list[NDArray[np.int64]]
 
 
 def assign_samples(spec: Spec, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
-    """The samples of each node: what it trains on, and the rest."""
+    """Return, for each node, the indices of its training samples and of its held-out samples."""
     parts = partition_of(spec, dataset)
     size = spec.training.batch_size
-    # a series is split in time when it is loaded, and a node trains on all that is left
+    # a series is split by time when it is loaded, so a node trains on all of its windows
     fraction = 1.0 if isinstance(dataset, Series) else spec.data.train_fraction
     pairs = [
         partition.split(part, train_fraction=fraction, seed=spec.data.partition_seed, node=node)
@@ -36,34 +36,34 @@ def assign_samples(spec: Spec, dataset: Dataset) -> tuple[list[Tensor], list[Ten
     asks = [f'evaluation.on = "{spec.evaluation.on}"'] if spec.evaluation.on != "global" else []
     asks += [f'algorithm.name = "{spec.algorithm.name}"'] if spec.algorithm.algorithm.rate_search is not None else []
     if asks and not all(len(rest) for _, rest in pairs):
-        why = "a series is trained on whole" if isinstance(dataset, Series) else f"data.train_fraction = {fraction}"
-        raise FedA2LError(f"{asks[0]} needs samples that a node does not train on; {why} leaves none", see="partition")
+        why = "a series has none" if isinstance(dataset, Series) else f"data.train_fraction = {fraction} leaves none"
+        raise FedA2LError(f"{asks[0]} needs held-out samples on every node; {why}", see="partition")
     return [torch.from_numpy(own) for own, _ in pairs], [torch.from_numpy(rest) for _, rest in pairs]
 
 
 def own_tests(spec: Spec, dataset: Dataset) -> list[Tensor] | None:
-    """The test samples of each node, where nodes are what the test set is grouped by; else every node takes all."""
+    """Return each node's test samples if the test set is grouped by node, or None: every node uses the whole set."""
     if dataset.test_groups is None or spec.data.partition != "natural":
         return None
     own = [(dataset.test_groups == node).nonzero().squeeze(1) for node in range(spec.data.nodes)]
     if empty := [node for node, samples in enumerate(own) if not len(samples)]:
         raise FedA2LError(
-            f"{spec.data.name}: node {empty[0]} has no test samples (test_groups does not name it)", see="partition"
+            f"{spec.data.name}: node {empty[0]} has no test samples (it is missing from test_groups)", see="partition"
         )
     return own
 
 
 def count_nodes(spec: Spec, dataset: Dataset) -> int:
-    """`data.nodes`, or where a natural partition does not say it: as many as there are groups."""
+    """Return `data.nodes`, or the number of groups if a natural partition leaves it out."""
     if spec.data.partition != "natural" or dataset.groups is None or "nodes" in spec.data.model_fields_set:
         return spec.data.nodes
     return int(dataset.groups.max()) + 1
 
 
 def partition_of(spec: Spec, dataset: Dataset) -> Parts:
-    """Which samples each node holds, before the split into train and rest."""
+    """Return the samples of each node before the split into training and held-out samples."""
     data, batch = spec.data, spec.training.batch_size
-    # the released code's minimum: the part that is not trained on holds at least one batch
+    # the released code's minimum: the held-out part has at least one batch
     derived = batch if data.train_fraction == 1 or data.forecasts else int(batch / (1 - data.train_fraction))
     if data.forecasts and not spec.training.drop_last:
         derived = 1
@@ -74,8 +74,8 @@ def partition_of(spec: Spec, dataset: Dataset) -> Parts:
         if data.min_size is not None or "min_size" not in str(error):
             raise
         raise FedA2LError(
-            f"{error}\nthe minimum of {least} samples comes from training.batch_size = {batch} and "
-            f"data.train_fraction = {data.train_fraction}; a smaller batch_size or data.min_size lowers it",
+            f"{error}\nthe minimum of {least} samples follows from training.batch_size = {batch} and "
+            f"data.train_fraction = {data.train_fraction}; use a smaller batch_size or set data.min_size",
             see="partition",
         ) from error
 
@@ -86,7 +86,7 @@ def _assigned(spec: Spec, dataset: Dataset, nodes: int, least: int) -> Parts:
     if data.partition == "natural":
         if dataset.groups is None:
             raise FedA2LError(
-                f'data.partition = "natural": {data.name} does not say which node a sample belongs to; '
+                f'data.partition = "natural": {data.name} does not define which node a sample belongs to; '
                 "choose iid, dirichlet, pathological or shards",
                 see="partition",
             )
@@ -94,7 +94,7 @@ def _assigned(spec: Spec, dataset: Dataset, nodes: int, least: int) -> Parts:
     if data.partition in ("time", "cluster"):
         if not isinstance(dataset, Series):
             raise FedA2LError(
-                f'data.partition = "{data.partition}" is for series, and {data.name} is none', see="partition"
+                f'data.partition = "{data.partition}" needs a time series; {data.name} is not one', see="partition"
             )
         if data.partition == "time":
             return series_partition.by_time(dataset, nodes=nodes, min_size=least)
@@ -107,7 +107,7 @@ def _assigned(spec: Spec, dataset: Dataset, nodes: int, least: int) -> Parts:
         return partition.iid(labels, nodes=nodes, seed=seed, min_size=least)
     if dataset.classes is None:
         raise FedA2LError(
-            f'data.partition = "{data.partition}" deals classes, and {data.name} has none; choose natural, time, '
+            f'data.partition = "{data.partition}" needs classes; {data.name} has none; choose natural, time, '
             "cluster or iid",
             see="partition",
         )

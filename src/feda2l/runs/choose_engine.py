@@ -1,4 +1,4 @@
-"""Which engine trains a pack: by device, by model, by what was asked for."""
+"""Choose the engine that trains a pack from the device, the model and `runtime.engine`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,12 +16,12 @@ from feda2l.round.population import Population
 if TYPE_CHECKING:
     from feda2l.runs.assemble import Assembled
 
-# compiling node-batched kernels takes 20 to 45 s: worth it from so many samples on (measured on an H200)
+# compiling node-batched kernels takes 20 to 45 s, which pays off from this many samples (measured on an H200)
 WORTH_COMPILING = 5_000_000
 
 
 def choose_engine(runs: "Sequence[Assembled]", population: Population) -> Engine:
-    """The engine for these runs; `auto` keeps the same-bytes promise on a CPU and takes the fastest on a GPU."""
+    """Return the engine for these runs. `auto` takes a bit-reproducible engine on a CPU and the fastest on a GPU."""
     first = runs[0]
     asked, members = first.spec.runtime.engine, [run.live.plan.member for run in runs]
     if population.device.type == "cpu":
@@ -33,7 +33,7 @@ def choose_engine(runs: "Sequence[Assembled]", population: Population) -> Engine
 
 
 def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> Engine:
-    # imported on use: a machine without a GPU has no triton
+    # imported here because a machine without a GPU has no triton
     from feda2l.engines.cuda_graphs import CudaGraphs
     from feda2l.engines.cuda_stacked import CudaStacked
 
@@ -41,7 +41,7 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
     precision, deterministic = first.spec.runtime.precision, first.spec.runtime.deterministic
     why = why_not_batched(runs)
     if asked == "batched" and why:
-        raise FedA2LError(f'runtime.engine = "batched" is not possible on a GPU here: {why}')
+        raise FedA2LError(f'runtime.engine = "batched" cannot train these runs on a GPU: {why}')
     samples = sum(run.spec.rounds * sum(map(len, run.live.plan.member.shards)) for run in runs)
     if asked == "batched" or (asked == "auto" and not why and samples >= WORTH_COMPILING):
         return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)
@@ -49,7 +49,7 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
 
 
 def why_not_batched(runs: "Sequence[Assembled]") -> str:
-    """Why node-batched kernels do not serve these runs; empty if they do."""
+    """Return the reason why node-batched kernels cannot train these runs, or an empty string if they can."""
     trainings = [run.live.plan.member.training for run in runs]
     whole = all(
         t.only_whole(len(shard))
@@ -57,12 +57,14 @@ def why_not_batched(runs: "Sequence[Assembled]") -> str:
         for shard in run.live.plan.member.shards
     )
     if not covers(runs[0].model):
-        return "the model is no ResNet, no Timer and no row of convolutions, poolings, linear and elementwise layers"
+        return (
+            "the model must be a ResNet, a Timer, or a sequence of convolution, pooling, linear and elementwise layers"
+        )
     if runs[0].spec.runtime.deterministic:
-        return "runtime.deterministic is for the per-node engine"
+        return "runtime.deterministic needs the per-node engine"
     forecasts = isinstance(runs[0].model, Timer)
     if any(t.loss not in (BY_SAMPLE if forecasts else (F.cross_entropy,)) for t in trainings):
-        return f"model.loss is not {'mse or mae' if forecasts else 'cross_entropy'}"
+        return f"model.loss must be {'mse or mae' if forecasts else 'cross_entropy'}"
     if len({t.batch_size for t in trainings}) > 1:
         return "the runs differ in training.batch_size"
-    return "" if whole or forecasts else "training.drop_last = false leaves smaller batches"
+    return "" if whole or forecasts else "training.drop_last = false gives batches of different sizes"

@@ -1,4 +1,4 @@
-"""The data set that a spec names: one of ours, a user's folder or file, or what a user's function returns."""
+"""Load the dataset that a spec names: a built-in one, a user's folder or file, or the result of a user's function."""
 
 import os
 from collections.abc import Hashable
@@ -22,7 +22,7 @@ from feda2l.spec.sections import DataSpec
 
 @dataclass(frozen=True)
 class Loaded:
-    """A data set with its samples on the device that trains, wrapped once, so that packed runs share them."""
+    """A dataset whose samples are on the training device. Packed runs share one copy."""
 
     dataset: Dataset
     train: Samples
@@ -35,7 +35,7 @@ class Loaded:
 
 
 def load_data(data: DataSpec, folder: str | os.PathLike[str] | None = None) -> Dataset:
-    """The data set of a spec; `folder` is where those with an archive lie."""
+    """Load the dataset of a spec. `folder` holds the downloaded archives."""
     lengths, stride = (data.input_length, data.horizon), data.stride
     if is_series(data.name):
         return load_ours(data.name, folder, lengths=lengths, train_fraction=data.train_fraction, stride=stride)
@@ -61,7 +61,7 @@ def load_data(data: DataSpec, folder: str | os.PathLike[str] | None = None) -> D
 
 
 def data_key(data: DataSpec) -> Hashable:
-    """Specs with equal keys load the same data."""
+    """Return a key that is equal for specs that load the same data."""
     shared = ("path", "target", "node", "columns", "input_length", "horizon", "stride", "test_share")
     own: list[Any] = [getattr(data, key) for key in shared]
     own.append(data.partition_seed if data.name in ("folder", "csv") else None)
@@ -70,7 +70,7 @@ def data_key(data: DataSpec) -> Hashable:
 
 
 def default_model(data: DataSpec, dataset: Dataset) -> str:
-    """The model that a data set is tried with unless the spec names one."""
+    """Return the default model for a dataset, used if the spec names none."""
     if data.name in CATALOG:
         return find(data.name).model
     if dataset.classes is None:
@@ -89,7 +89,7 @@ def _users_own(data: DataSpec) -> Dataset:
             f"data.name = {data.name!r} failed: {type(error).__name__}: {error}", see="own-data"
         ) from error
     where = f"data.name = {data.name!r}"
-    _has_all(dataset, Dataset, f"{where} gave a {type(dataset).__name__}")
+    _has_all(dataset, Dataset, f"{where} returned a {type(dataset).__name__}")
     checked: Dataset = dataset
     for part in ("train", "test"):
         samples: Samples = getattr(checked, part)
@@ -98,7 +98,7 @@ def _users_own(data: DataSpec) -> Dataset:
             wrong = _wrong(checked, samples)
         except Exception as error:
             raise FedA2LError(
-                f"{where}: {part} does not give its samples: {type(error).__name__}: {error}", see="own-data"
+                f"{where}: reading samples of {part} failed: {type(error).__name__}: {error}", see="own-data"
             ) from error
         if wrong:
             raise FedA2LError(f"{where}: {part} {wrong}", see="own-data")
@@ -106,7 +106,7 @@ def _users_own(data: DataSpec) -> Dataset:
         groups = getattr(checked, name)
         if groups is not None and not (isinstance(groups, Tensor) and groups.shape == (count,)):
             raise FedA2LError(
-                f"{where}: {name} must be None or a tensor with a node for each of the {count} samples", see="own-data"
+                f"{where}: {name} must be None or a tensor with one node per sample ({count} samples)", see="own-data"
             )
     named = 0 if checked.groups is None else int(checked.groups.max()) + 1
     kind, named = ("groups", named) if checked.classes is None else ("classes", checked.classes)
@@ -115,33 +115,34 @@ def _users_own(data: DataSpec) -> Dataset:
     return checked
 
 
-def _has_all(found: object, protocol: type, what: str) -> None:
-    """An object that lacks something of a protocol is an error that names it."""
+def _has_all(value: object, protocol: type, what: str) -> None:
+    """Raise an error that names the attributes of a protocol that an object lacks."""
     members = [name for name in vars(protocol) if name == "__len__" or not name.startswith("_")]
-    if lacking := [name for name in members if not hasattr(found, name)]:
+    if lacking := [name for name in members if not hasattr(value, name)]:
         says = f"feda2l.data.samples.{protocol.__name__}"
-        raise FedA2LError(f"{what} without {', '.join(sorted(lacking))}; {says} says what it has", see="own-data")
+        raise FedA2LError(f"{what} without {', '.join(sorted(lacking))}; {says} lists what it needs", see="own-data")
 
 
 def _wrong(dataset: Dataset, samples: Samples) -> str | None:
-    """What is wrong with the first samples, and with all labels; None if nothing is."""
+    """Describe what is wrong with the first samples or the labels; None if everything is correct."""
     if not len(samples):
         return "has no samples"
     some = torch.arange(min(2, len(samples)))
     x, y = samples.inputs(some), samples.targets(some)
     if x.dtype != torch.float32 or x.shape != (len(some), *dataset.input):
         return (
-            f"gives inputs of {list(x.shape)} and {x.dtype} for {len(some)} samples, expected "
+            f"returns inputs of shape {list(x.shape)} and {x.dtype} for {len(some)} samples, expected shape "
             f"{[len(some), *dataset.input]} and torch.float32"
         )
     if dataset.classes is None:
         right = y.dtype == torch.float32 and y.shape[:1] == some.shape
-        return None if right else f"gives targets of {list(y.shape)} and {y.dtype}, expected float32 [n, ...]"
+        return None if right else f"returns targets of shape {list(y.shape)} and {y.dtype}, expected float32 [n, ...]"
     if y.dtype != torch.int64 or y.shape != some.shape:
-        return f"gives targets of {list(y.shape)} and {y.dtype} for {len(some)} samples, expected int64 [n]"
+        return f"returns targets of shape {list(y.shape)} and {y.dtype} for {len(some)} samples, expected int64 [n]"
     every = samples.targets(torch.arange(len(samples)))
     low, high = int(every.min()), int(every.max())
-    return None if low >= 0 and high < dataset.classes else f"has classes {low}..{high}, not 0..{dataset.classes - 1}"
+    expected = f"has classes {low}..{high}, expected 0..{dataset.classes - 1}"
+    return None if low >= 0 and high < dataset.classes else expected
 
 
 def _given(data: DataSpec, key: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, processor, the commit of the code where there is one."""
+"""Record the environment of a run: package versions, processor, and the commit of the code if known."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ PACKAGES = ("feda2l", "torch", "numpy", "scipy", "networkx", "safetensors", "pyd
 
 
 def environment(**more: Any) -> dict[str, Any]:
-    """Facts for `environment.json`; no host name, no path, no user."""
+    """Return the content of `environment.json`. It holds no host name, no path and no user name."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -25,13 +25,13 @@ def environment(**more: Any) -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def installed(name: str) -> str | None:
-    """A package's version; None where it is not there."""
+    """Return a package's version, or None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -49,7 +49,7 @@ def _processor() -> str:
 
 @cache
 def _commit() -> str | None:
-    """The commit of a source checkout; None for an installed package."""
+    """Return the commit of a source checkout, or None for an installed package."""
     folder = Path(__file__).parent
     if not any((parent / ".git").exists() for parent in folder.parents[:4]):
         return None

@@ -1,4 +1,4 @@
-"""Scoring a run's models again, from its checkpoint."""
+"""Evaluate the models of a finished run from its checkpoint."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from feda2l.simulate.loop import RoundLoop
 
 
 def evaluate(path: str | Path, data: str | Path | None = None) -> Evaluation:
-    """Accuracy and loss of every node's aggregated model and of the mean model, and the accuracy by class."""
+    """Return accuracy and loss of each node's aggregated model and of the mean model, and accuracy per class."""
     done = Run(path)
     checkpoint = done.checkpoint
     dataset = load_data(done.spec.data, data)
     spec = done.spec
-    if spec.faults:  # the folder's own copy: the plan itself may have gone
+    if spec.faults:  # use the copy in the run folder, since the original file may have been deleted
         spec = spec.model_copy(update={"faults": str(done.folder.faults)})
     assembled = assemble(from_copies(spec, done.folder), Loaded.of(dataset, find_device(done.spec.runtime)))
     engine = populate([assembled])

@@ -1,4 +1,4 @@
-"""What every rank but the leader does: it waits for runs, takes its part in them, and writes nothing."""
+"""The work of all ranks except the leader: wait for runs, train the assigned nodes, write no files."""
 
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -17,7 +17,7 @@ from feda2l.spec.spec import Spec
 
 
 class NoFolder(RunFolder):
-    """The run folder of a rank that does not write: the leader's is the only one."""
+    """The run folder of a rank that writes no files. Only the leader writes."""
 
     def __init__(self) -> None:
         super().__init__(Path("/nonexistent"))
@@ -32,14 +32,14 @@ class NoFolder(RunFolder):
 
 
 def follow(ranks: Ranks, data: str | Path | None) -> list[Any]:
-    """Take part in every pack that the leader begins, until it has no more; what it says came of them."""
+    """Take part in every pack that the leader starts until it has no more. Return the results that it sends."""
     loaded: dict[Hashable, Loaded] = {}
 
     def load(spec: Spec) -> Loaded:
         device = find_device(spec.runtime)
         key = data_key(spec.data), device
         if key not in loaded:
-            loaded.clear()  # two large sets may not fit side by side
+            loaded.clear()  # two large datasets may not fit into memory together
             loaded[key] = Loaded.of(load_data(spec.data, data), device)
         return loaded[key]
 

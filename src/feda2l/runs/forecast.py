@@ -1,4 +1,4 @@
-"""What a run's models say about test windows, beside what followed: in the units of the data."""
+"""Forecast test windows with a run's models, beside the true values, in the units of the data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ from feda2l.runs.run import Run
 
 @dataclass(frozen=True)
 class Forecast:
-    """One window of a site: rows seen [input, channels], and what followed, was forecast and is naive [horizon, ...].
+    """One test window of a site: the input [length, channels], then truth and forecasts [horizon, channels].
 
-    `row` is where the window starts in the site's rows.
+    `row` is the index in the site's rows at which the window starts.
     """
 
     site: str
@@ -29,7 +29,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Forecasts:
-    """Some test windows of a run, forecast by one node's model or (node None) by the mean model."""
+    """Forecasts of some test windows by one node's model, or by the mean model if `node` is None."""
 
     name: str
     node: int | None
@@ -40,10 +40,10 @@ class Forecasts:
 def forecasts(
     path: str | Path, *, node: int | None = None, windows: int = 3, data: str | Path | None = None
 ) -> Forecasts:
-    """The forecasts of a few test windows: those in the middle of `windows` equal parts of the test windows.
+    """Forecast a few test windows. The test windows are cut into `windows` equal parts; the middle of each is taken.
 
-    They are the node's own test windows where nodes are sites (the natural partition), else those of all sites, in
-    order of site and time. All values are in the units of the file.
+    Under the natural partition a node is a site, and its own test windows are used. Otherwise the test windows of all
+    sites are used, in order of site and time. All values are in the units of the file.
     """
     run = Run(path)
     if windows < 1:
@@ -52,7 +52,7 @@ def forecasts(
     series = load_data(run.spec.data, data)
     if not isinstance(series, Series):
         raise FedA2LError(
-            f"{path}: is a run on {run.spec.data.name}, which is not a series: there is nothing to forecast"
+            f"{path}: this run used {run.spec.data.name}, which is not a time series; only runs on series can forecast"
         )
     tested = torch.arange(len(series.test))
     if node is not None and run.spec.data.partition == "natural":
@@ -63,9 +63,9 @@ def forecasts(
     with torch.no_grad():
         said = model(x)
     naive = last_value(x, series.lengths.horizon)
-    found = []
+    results = []
     for number, index in enumerate(chosen.tolist()):
         site, start = int(series.test_node[index]), int(series.test_starts[index])
         values = (series.original(values[number].double(), site) for values in (x, y, said, naive))
-        found.append(Forecast(series.names[site], start - series.bounds[site], *values))
-    return Forecasts(run.spec.name, node, series.variates, found)
+        results.append(Forecast(series.names[site], start - series.bounds[site], *values))
+    return Forecasts(run.spec.name, node, series.variates, results)

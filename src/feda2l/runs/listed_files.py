@@ -1,4 +1,4 @@
-"""Files that list a spec's graph or links: a run folder has its own copies, which outlive the originals."""
+"""Copy the files that list a spec's graph or links into the run folder, so that it is complete by itself."""
 
 from pathlib import Path
 
@@ -8,25 +8,25 @@ from feda2l.spec.spec import Spec
 
 
 def copy_files(spec: Spec, folder: RunFolder) -> None:
-    """Keep what a spec lists in files."""
+    """Copy the files that a spec refers to into the run folder."""
     for section, file in _named(spec).items():
         folder.write(folder.listed[section], Path(file).read_bytes())
 
 
 def check_same_files(spec: Spec, folder: RunFolder) -> None:
-    """The rounds that are done had the folder's graph and links: the others must have them too."""
+    """Raise an error if a resumed run would use another graph or other links than its completed rounds."""
     for section, file in _named(spec).items():
         copy = folder.listed[section]
         if copy.exists() and copy.read_bytes() != Path(file).read_bytes():
             raise FedA2LError(
-                f"--resume: {section}.file = {file} is not the one that this run began with, {copy}; choose another "
-                "--out",
+                f"--resume: {section}.file = {file} differs from the file this run started with ({copy}); "
+                "choose another --out",
                 see="resume",
             )
 
 
 def from_copies(spec: Spec, folder: RunFolder) -> Spec:
-    """The spec with the folder's own copies, where it has them."""
+    """Return the spec with its file paths replaced by the copies in the run folder."""
     for section in _named(spec):
         if (copy := folder.listed[section]).exists():
             spec = spec.model_copy(update={section: getattr(spec, section).model_copy(update={"file": str(copy)})})

@@ -1,4 +1,4 @@
-"""Runs that train as one population, from the first round to the run folders' last file."""
+"""Train several runs as one population, from the first round to the last file of each run folder."""
 
 import signal
 import threading
@@ -40,14 +40,16 @@ OnRound = Callable[[NamedRecord], None]
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """What the caller of a pack wants to hear of it, when it wants it to stop, and what it wants to keep."""
+    """The callbacks and options of the caller of a pack: what to report, when to stop, what to keep."""
 
     on_round: OnRound | None = None
-    progress: bool = True  # a bar of its own?
-    say: Callable[[str], None] | None = None  # where notes go; None: above the bar
-    over: Callable[[], bool] = lambda: False  # asked after every round: is the time over?
+    progress: bool = True  # show a progress bar
+    say: Callable[[str], None] | None = None  # prints notes; None prints them above the progress bar
+    over: Callable[[], bool] = lambda: (
+        False
+    )  # called after every round; True stops the pack because its time is used up
     observers: Observers = field(default_factory=Observers)
-    last_checkpoint: bool = True  # of a run that is finished: to make it longer, or to ask its models
+    last_checkpoint: bool = True  # keep the checkpoint of a finished run, to extend the run or to use its models
 
     def tell(self, text: str) -> None:
         if self.say:
@@ -64,26 +66,26 @@ def run_packed(
     callbacks: RunCallbacks,
     group: ProcessGroup | None = None,
 ) -> list[RunFailed]:
-    """Run as one pack; where that is more than the GPU's memory holds, as two of half the size, and so on."""
+    """Train runs as one pack. While they do not fit into GPU memory, split the pack into halves."""
     try:
         return Pack(runs, data, resume, callbacks, group or SingleProcess()).run()
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         if len(runs) == 1:
             raise RunFailed(
-                f"{runs[0][0].name}: the run does not fit the GPU's memory ({error})", see="gpu-memory"
+                f"{runs[0][0].name}: the run does not fit into GPU memory ({error})", see="gpu-memory"
             ) from error
-    callbacks.tell(f"{len(runs)} runs do not fit the GPU's memory together: in two packs")
+    callbacks.tell(f"{len(runs)} runs do not fit into GPU memory together; training them as two packs")
     middle = len(runs) // 2
     halves = (runs[:middle], runs[middle:])
-    # what a run had done is in its folder, so each half goes on from there
+    # the completed rounds are in the run folders, so each half resumes from there
     return [
         failure for half in halves for failure in run_packed(half, data, resume=True, callbacks=callbacks, group=group)
     ]
 
 
 class Pack:
-    """Runs that train as one population, each with its folder."""
+    """Runs that train as one population. Each run has its own folder."""
 
     def __init__(
         self,
@@ -107,16 +109,16 @@ class Pack:
                 check_same_faults(assembled.faults, folder)
                 check_same_files(assembled.spec, folder)
                 if finished(folder, assembled.spec):
-                    self.messages.append(f"{folder.path}: already finished, nothing to do")
+                    self.messages.append(f"{folder.path}: already finished")
                     continue
             elif folder.occupied:
-                what = "not a run folder (it has no spec.toml);" if resume else "not empty; go on with --resume or"
-                raise FedA2LError(f"--out {folder.path}: the folder is {what} choose another", see="folder-not-empty")
+                what = "is not a run folder (it has no spec.toml);" if resume else "is not empty; add --resume or"
+                raise FedA2LError(f"--out {folder.path}: the folder {what} choose another", see="folder-not-empty")
             self.members.append((assembled, folder))
             self.specs.append(spec)
 
     def run(self) -> list[RunFailed]:
-        """Run to the end; what failed is returned, so that other packs go on."""
+        """Train to the end. Failures are returned and not raised, so that other packs continue."""
         if not self.members:
             self._say()
             return []
@@ -142,8 +144,7 @@ class Pack:
                 return self._end(loop)
             except torch.AcceleratorError as error:
                 raise RunFailed(
-                    f"the GPU failed ({str(error).splitlines()[0]}); nothing before the last checkpoint is lost: start "
-                    "again with --resume",
+                    f"the GPU failed ({str(error).splitlines()[0]}); add --resume to continue from the last checkpoint",
                     see="gpu-failed",
                 ) from error
 
@@ -153,14 +154,14 @@ class Pack:
 
     def _begin(self, assembled: Assembled, folder: RunFolder, engine: str) -> None:
         if self.group.restore(assembled.live, folder.checkpoint):
-            self.messages.append(f"{folder.path}: going on after round {assembled.live.state.round}")
+            self.messages.append(f"{folder.path}: resuming after round {assembled.live.state.round}")
         elif self.resume:
-            self.messages.append(f"{folder.path}: there is no checkpoint yet, starting at round 1")
+            self.messages.append(f"{folder.path}: no checkpoint yet, starting at round 1")
         begin_folder(assembled, folder, engine=engine, pack=len(self.members), ranks=self.group.ranks)
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
-        """Trackers hear of every run's beginning, and of an end that leaves it to be resumed."""
+        """Report the start of every run to its trackers, and also a stop after which the run can be resumed."""
         observers = self.callbacks.observers
         for assembled, folder in self.members:
             observers.begin(assembled.spec, folder, assembled.live.state.round)
@@ -172,7 +173,7 @@ class Pack:
             raise
 
     def _search(self, engine: Engine) -> None:
-        """Find the base rate of the runs that look for one; one that was interrupted in it begins it again."""
+        """Search the base rate of the runs that ask for it. An interrupted search starts again from its beginning."""
         for assembled, folder in self.members:
             run = assembled.live
             if run.plan.algorithm.rate_search and not run.state.round:
@@ -184,7 +185,9 @@ class Pack:
                 low, high = min(found["rates"]), max(found["rates"])
                 rates = f"{low:.3g}" if high < 1.02 * low else f"{low:.3g} to {high:.3g}"
                 cost = mean(found["epochs"]) / assembled.spec.training.epochs
-                self.messages.append(f"{run.plan.name}: base rate {rates}, found at the cost of {cost:.0f} rounds")
+                self.messages.append(
+                    f"{run.plan.name}: base rate {rates} (the search cost as much as {cost:.0f} rounds)"
+                )
 
     def _loop(self, loop: RoundLoop, stack: ExitStack) -> None:
         lead = max((assembled.live for assembled, _ in self.members), key=_rounds_left)
@@ -227,7 +230,7 @@ class Pack:
 
     def _save(self) -> None:
         for assembled, folder in self.members:
-            # a diverged run keeps the last checkpoint that was sound
+            # a run with non-finite values keeps its last finite checkpoint
             if assembled.live.non_finite is None and assembled.live.state.round:
                 state = self.group.state(assembled.live)
                 if state is not None:
@@ -242,7 +245,7 @@ class Pack:
             run, searched = assembled.live, searched_rates(assembled.live)
             by_class = run.class_accuracy
             if run.non_finite is None and by_class is None:
-                # the last round was evaluated, unless this process only came to write the summary
+                # the last round was evaluated, unless this process only writes the summary
                 by_class = loop.evaluate(run).get("class_accuracy")
             if not self.group.leads:
                 continue
@@ -260,9 +263,10 @@ class Pack:
 
 
 def time_between(every: float, took: float) -> float:
-    """How long to train before the next checkpoint: as told, and not less than 20 times what the last one took.
+    """Return the seconds of training before the next checkpoint: max(every, 20 took), or 0 if `every` is 0.
 
-    Twenty ResNets are 18 GB to write. Whoever asks for a checkpoint after every round gets it.
+    `took` is the time that the last checkpoint took; writing twenty ResNets (18 GB) must not dominate a run.
+    With `every` = 0 a checkpoint is written after every round.
 
     >>> time_between(60.0, 0.4), time_between(60.0, 15.0), time_between(0.0, 15.0)
     (60.0, 300.0, 0.0)
@@ -271,10 +275,10 @@ def time_between(every: float, took: float) -> float:
 
 
 def check_memory(runs: list[Assembled]) -> None:
-    """Refuse a pack that is larger than the GPU's free memory before it starts, as running out would later.
+    """Raise `torch.OutOfMemoryError` before the start if a pack needs more than the GPU's free memory.
 
-    A row is its parameters twice, the optimiser's and the algorithms' memory and the half-precision copy, and once more
-    all of that for the copies and gradients of the engines; activations of a batch are small beside it.
+    A row needs its parameters twice, the optimizer state, the algorithm state and the half-precision copy. The engines
+    need the same amount again for copies and gradients. The activations of a batch are small in comparison.
     """
     first = runs[0]
     if first.device.type == "cpu":
@@ -285,15 +289,15 @@ def check_memory(runs: list[Assembled]) -> None:
     need = sum(run.live.plan.nodes for run in runs) * width * (4 * states + 2) * 2
     free, _ = torch.cuda.mem_get_info(first.device)
     if need > free:
-        raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
+        raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free")
 
 
 def why_non_finite(run: LiveRun) -> str:
     where, rates = run.non_finite, run.state.rates
     assert where is not None
     return (
-        f"{run.plan.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
-        f"became infinite or not a number; try a smaller rates.base (now {float(rates.base.max()):g})"
+        f"{run.plan.name}: the run diverged in round {where.round}: layer {where.layer} of node {where.node} "
+        f"has infinite or NaN values; try a smaller rates.base (now {float(rates.base.max()):g})"
     )
 
 
@@ -302,7 +306,7 @@ def _rounds_left(run: LiveRun) -> int:
 
 
 def begin_folder(assembled: Assembled, folder: RunFolder, *, engine: str, pack: int, **more: Any) -> None:
-    """Bring a run folder to where the run stands, and write down what runs in it and on what."""
+    """Prepare a run folder: cut its records back to the run's round, and write its spec and its environment."""
     folder.cut_back(assembled.live.state.round, assembled.live.plan.due_in)
     folder.summary.unlink(missing_ok=True)
     folder.write(folder.spec, assembled.spec.to_toml().encode())
@@ -318,14 +322,14 @@ def device_name(device: torch.device) -> str:
 
 
 def _mean_rate(record: RoundRecord) -> float:
-    """Over the layers of the nodes that were there."""
+    """Return the mean learning rate over all layers of the nodes that took part."""
     rates = [rate for row in record["layers"]["rate"] for rate in row if rate is not None]
     return sum(rates) / len(rates)
 
 
 @contextmanager
 def _interruptions(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C (or a polite kill) lets the round end and then saves; a second one stops at once."""
+    """Stop after the current round and save on Ctrl-C or SIGTERM. A second signal stops immediately."""
     asked = False
 
     def handle(number: int, _: object) -> None:
@@ -333,7 +337,7 @@ def _interruptions(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        say("stopping after this round; once more to stop at once")
+        say("stopping after this round; press Ctrl-C again to stop immediately")
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

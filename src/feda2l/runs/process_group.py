@@ -1,4 +1,4 @@
-"""What a pack of runs asks of the processes that share it. `SingleProcess`: one process has all nodes."""
+"""The interface between a pack of runs and the processes that train it. `SingleProcess` trains all nodes itself."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,56 +18,56 @@ T = TypeVar("T")
 
 
 class OutOfTime(Exception):
-    """The caller of a pack stopped it after a round; it is saved and can resume."""
+    """Raised when the caller of a pack stops it after a round. Its state is saved, so it can resume."""
 
 
 class Decision(NamedTuple):
-    """What comes after a round."""
+    """The decision after a round: continue, stop on request, or stop because the time is used up."""
 
-    stop: bool  # somebody asked for it
-    over: bool  # the time is
+    stop: bool  # the user asked to stop
+    over: bool  # the time is used up
     save: bool
 
 
 class ProcessGroup(Protocol):
-    """The processes that share a pack of runs. `SingleProcess` is one; `RankGroup` is the ranks of torchrun."""
+    """The processes that train a pack of runs: `SingleProcess`, or `RankGroup` for the ranks of torchrun."""
 
     @property
     def leads(self) -> bool:
-        """Does this process write the run folders and talk to the user?"""
+        """True if this process writes the run folders and prints messages."""
 
     @property
     def ranks(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
 
     def begin(self, specs: Sequence[Spec], members: Sequence[Assembled]) -> list[Assembled]:
-        """The part of each run whose nodes are here."""
+        """Return the part of each run that this process trains."""
 
     def at_work(self) -> AbstractContextManager[None]:
-        """While a pack runs: a failure in one process alone ends all."""
+        """Context of a running pack: a failure in one process ends all processes."""
 
     def together(self, do: Callable[[], T]) -> T:
-        """Do something in every process; where it fails in one it fails in all."""
+        """Call a function in every process. If it fails in one process, it fails in all."""
 
     def workers(self, asked: int | None) -> int | None:
-        """How many worker processes an engine here may have; None: one per core."""
+        """Return the number of worker processes that an engine may have here; None means one per core."""
 
     def loop(self, engine: Engine, runs: Sequence[LiveRun]) -> RoundLoop:
-        """The round loop of the nodes here."""
+        """Return the round loop of the nodes in this process."""
 
     def restore(self, run: LiveRun, path: Path) -> bool:
-        """Bring a run to the state of its checkpoint; False if there is none."""
+        """Restore a run from its checkpoint. Return False if there is no checkpoint."""
 
     def state(self, run: LiveRun) -> dict[str, Tensor] | None:
-        """What a checkpoint holds; None where another process writes it."""
+        """Return the content of a checkpoint, or None if another process writes it."""
 
     def decide(self, decision: Decision) -> Decision:
-        """What all processes do after a round."""
+        """Return the decision after a round that all processes follow."""
 
 
 @final
 class SingleProcess:
-    """One process, which has all nodes."""
+    """One process that trains all nodes."""
 
     leads = True
     ranks = 1

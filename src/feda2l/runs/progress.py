@@ -1,4 +1,4 @@
-"""A bar with round, accuracy, rate and time left on a terminal; plain lines elsewhere."""
+"""Show round, score, learning rate and remaining time: a progress bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from feda2l.records.round_record import RoundRecord, main_score
 
 
 class RunProgress:
-    """What a person sees of a pack of runs: one bar, or a line every few seconds."""
+    """The progress of a pack of runs: one bar, or one line every few seconds."""
 
     def __init__(self, title: str, total: int, done: int = 0, *, shown: bool = True) -> None:
         self.console = Console(stderr=True)
@@ -60,6 +60,6 @@ class RunProgress:
                 )
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a separate line above the bar."""
         if self.shown:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a pack of runs asks of the ranks that share it."""
+"""The process group of a pack that several torchrun ranks train together."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 @final
 class RankGroup:
-    """The ranks of a job: every one has a part of each run's nodes, and does what the leader's pack does."""
+    """The ranks of a job. Each rank trains some nodes of each run, in step with the leader."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.members, self.leads, self.ranks = ranks, ranks.leads, ranks.world
 
     def begin(self, specs: Sequence[Spec], members: Sequence[Assembled]) -> list[Assembled]:
-        """The leader calls the others to these runs (they are in `follow`), then all take their part."""
+        """Announce these runs to the other ranks, which wait in `follow`. Then each rank takes its nodes."""
         if self.leads:
             self.members.share(Call(list(specs), []))
         placed = self.together(lambda: [(run, self._placed(run)) for run in members])
@@ -44,7 +44,7 @@ class RankGroup:
         return [replace(run, live=self._part(run.live, where)) for run, where in placed]
 
     def _part(self, run: LiveRun, placement: Placement) -> LiveRun:
-        """The nodes of this rank."""
+        """Return the part of a run that has the nodes of this rank."""
         whole = run.plan
         halo = Halo(whole.mixing, self.members, placement.ids[self.members.rank], placement.owner)
         return LiveRun(
@@ -55,7 +55,7 @@ class RankGroup:
         )
 
     def give_up(self, error: Exception) -> None:
-        """A rank that cannot take its part says so where the others begin; nobody does."""
+        """Report at the start of a pack that this rank cannot take part, so that no rank starts."""
 
         def fail() -> None:
             raise error
@@ -67,7 +67,7 @@ class RankGroup:
         self.members.busy = True
         try:
             yield
-        except OutOfTime:  # decided together
+        except OutOfTime:  # all ranks decided this together
             self.members.busy = False
             raise
         except Exception as error:
@@ -95,19 +95,19 @@ class RankGroup:
         return gather_state(run)
 
     def decide(self, decision: Decision) -> Decision:
-        """Anybody may ask to stop; the clock is the leader's."""
+        """Stop if any rank asks to stop. Only the leader's clock decides whether the time is used up."""
         own = decision if self.leads else Decision(decision.stop, over=False, save=decision.stop)
         return Decision(*map(bool, self.members.largest(torch.tensor(own, dtype=torch.int64)).tolist()))
 
     def _placed(self, run: Assembled) -> Placement:
         if run.faults:
             raise FedA2LError(
-                "faults: a fault plan is for one process; start without torchrun, or without faults", see="torchrun"
+                "faults: a fault plan needs a single process; start without torchrun or remove faults", see="torchrun"
             )
         if run.participation:
             raise FedA2LError(
-                "network.participation: rounds in which some nodes rest are for one process; start without torchrun, "
-                "or set network.participation = 1",
+                "network.participation below 1 needs a single process; start without torchrun, or set "
+                "network.participation = 1",
                 see="torchrun",
             )
         return place(run.live.plan.mixing.topology, run.live.plan.setting.steps, self.ranks)

@@ -1,4 +1,4 @@
-"""May this spec go on in that folder? A resumed run may have more rounds and run elsewhere, nothing else."""
+"""Check whether a spec can resume the run in a folder. It may change the number of rounds and the machine only."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
 from feda2l.toml_files import read_toml
 
-# what a resumed run may change: it goes on to more rounds, or in another place
+# keys that a resumed run may change: more rounds, another machine
 FREE = ("rounds", "runtime.device", "runtime.workers", "runtime.checkpoint_seconds")
 
 
@@ -20,7 +20,7 @@ def saved_spec(folder: RunFolder) -> Spec | None:
 
 
 def continued(spec: Spec, saved: Spec | None) -> Spec:
-    """The spec of a resumed run: a horizon that was not given stays what it was, also when rounds are added."""
+    """Return the spec of a resumed run. A default horizon keeps its saved value even if rounds are added."""
     if saved is None or spec.rates.horizon is not None:
         return spec
     values = spec.model_dump(exclude_unset=True)
@@ -29,33 +29,34 @@ def continued(spec: Spec, saved: Spec | None) -> Spec:
 
 
 def check_same_run(spec: Spec, saved: Spec, folder: RunFolder) -> None:
-    """Everything that is not `FREE` must be as it was: the engine and the precision too, since they decide the bits."""
+    """Raise an error if a key outside `FREE` changed. Engine and precision must not change: results depend on them."""
     new, old = flat(spec), flat(saved)
     changed = [key for key in sorted(new.keys() | old.keys()) if new.get(key) != old.get(key)]
     changed = [key for key in changed if key not in FREE]
     if changed:
         lines = [f"  {key}: {old.get(key)!r} in the folder, {new.get(key)!r} now" for key in changed]
         raise FedA2LError(
-            f"--resume: {folder.spec} is of a different spec:\n" + "\n".join(lines) + "\nchoose another --out",
+            f"--resume: {folder.spec} differs from the given spec:\n" + "\n".join(lines) + "\nchoose another --out",
             see="resume",
         )
     if spec.rounds < saved.rounds:
         raise FedA2LError(
-            f"--resume: rounds = {spec.rounds} is less than the run's own {saved.rounds} ({folder.spec})", see="resume"
+            f"--resume: rounds = {spec.rounds} is less than the {saved.rounds} rounds in {folder.spec}", see="resume"
         )
 
 
 def check_same_faults(faults: FaultPlan | None, folder: RunFolder) -> None:
-    """The rounds that are done followed the folder's plan: the others must too."""
+    """Raise an error if a resumed run would use another fault plan than its completed rounds."""
     if faults is not None and folder.faults.exists() and folder.faults.read_text(encoding="utf-8") != faults.text:
         raise FedA2LError(
-            f"--resume: the fault plan is not the one that this run began with, {folder.faults}; choose another --out",
+            f"--resume: the fault plan differs from the one this run started with ({folder.faults}); choose another "
+            "--out",
             see="resume",
         )
 
 
 def flat(spec: Spec) -> dict[str, Any]:
-    """A spec as `section.key` -> value, without what is not set."""
+    """Return a spec as a dictionary from `section.key` to value, without keys that are not set."""
     values: dict[str, Any] = {}
     for key, value in json.loads(json.dumps(spec.model_dump(exclude_none=True))).items():
         values |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
@@ -65,6 +66,6 @@ def flat(spec: Spec) -> dict[str, Any]:
 def finished(folder: RunFolder, spec: Spec) -> bool:
     try:
         summary = json.loads(folder.summary.read_bytes())
-    except (OSError, ValueError):  # not there, or torn by a crash of the machine
+    except (OSError, ValueError):  # missing, or incomplete after a crash
         return False
     return bool(summary["status"] == "finished" and summary["rounds"] == spec.rounds)

@@ -1,4 +1,4 @@
-"""Runs: from specs to run folders. What the command line calls, and a notebook."""
+"""Run specs and read run folders. The command line and notebooks use this module."""
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
@@ -31,11 +31,11 @@ SpecLike = Spec | Mapping[str, Any] | str | Path
 
 
 class Run:
-    """A run on disk: its spec, its records, its models."""
+    """A run folder on disk: its spec, its records and its models."""
 
     def __init__(self, path: str | Path, *, here: bool = True) -> None:
         self.folder = RunFolder(Path(path))
-        if here and not self.folder.started:  # a rank on another host may not see it
+        if here and not self.folder.started:  # a rank on another host may not have the folder
             raise FedA2LError(f"{path}: is not a run folder (it has no {self.folder.spec.name})", see="no-run")
 
     def __repr__(self) -> str:
@@ -47,9 +47,9 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """The last checkpoint's file."""
+        """Path of the last checkpoint."""
         if not self.folder.checkpoint.exists():
-            raise FedA2LError(f"{self.path}: has no checkpoint yet; finish the run with --resume", see="no-run")
+            raise FedA2LError(f"{self.path}: there is no checkpoint yet; finish the run with --resume", see="no-run")
         return self.folder.checkpoint
 
     @cached_property
@@ -59,41 +59,41 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What came out, from `summary.json`; empty while the run is not finished."""
+        """The content of `summary.json`; empty until the run is finished."""
         summary: dict[str, Any] = json.loads(self.folder.summary.read_text()) if self.folder.summary.exists() else {}
         return summary
 
     @cached_property
     def rounds(self) -> "polars.DataFrame":
-        """A row a node and round."""
+        """One row per node and round."""
         return self._table(self.folder.rounds_table)
 
     @cached_property
     def layers(self) -> "polars.DataFrame":
-        """A row a node, layer and round: rate and multiplier it trained with, sigma and zeta measured in it."""
+        """One row per node, layer and round: learning rate and multiplier used, divergence and stability measured."""
         return self._table(self.folder.layers_table)
 
     def model(self, node: int | None = None) -> nn.Module:
-        """One node's aggregated model, or the mean model of all nodes, from the last checkpoint."""
+        """Return the aggregated model of one node, or the mean model of all nodes, from the last checkpoint."""
         state = self.state(node)
         facts = self._facts
         shape = ModelShape(tuple(facts["input"]), facts["classes"], facts.get("horizon"))
         model = new_model(self.spec.model.name, self.spec.seed, shape)
         if self.spec.model.freeze or not all(parameter.requires_grad for parameter in model.parameters()):
-            fine_tuned(model, self.spec.model)  # what was frozen is not in the checkpoint
-        model.load_state_dict(state, strict=False)  # frozen parameters are the model's own
+            fine_tuned(model, self.spec.model)  # frozen parameters are not in the checkpoint
+        model.load_state_dict(state, strict=False)  # frozen parameters keep the values of the new model
         return model.eval()
 
     def state(self, node: int | None = None) -> dict[str, Any]:
-        """Parameters and buffers of one node's model, or of the mean model, by name."""
+        """Return the parameters and buffers of one node's model, or of the mean model, by name."""
         saved = read_checkpoint(self.checkpoint)
         nodes, alone = self.spec.data.nodes, self._facts.get("node")
         if alone is not None:  # the folder of one real node
             if node not in (None, alone):
-                raise FedA2LError(f"--node {node}: the folder is of node {alone}")
+                raise FedA2LError(f"--node {node}: this folder holds node {alone} only")
             node = 0
         if node is not None and not 0 <= node < nodes:
-            raise FedA2LError(f"--node {node}: the run has nodes 0 to {nodes - 1}")
+            raise FedA2LError(f"--node {node}: must be 0 to {nodes - 1}")
         there = [0] if alone is not None else self._present(int(saved["round"]))
         state = {}
         for key, value in saved.items():
@@ -110,7 +110,7 @@ class Run:
         return facts
 
     def _present(self, round: int) -> list[int]:
-        """Who took part in a round; a model that was left behind is no part of the mean."""
+        """Return the nodes that took part in a round. The mean model excludes the models of absent nodes."""
         nodes = self.spec.data.nodes
         plan = FaultPlan.load(self.folder.faults, nodes) if self.folder.faults.exists() else FaultPlan()
         return [node for node in range(nodes) if not round or not plan.away(node, round)]
@@ -155,19 +155,29 @@ def run(
     trackers: Sequence[TrackerLike] = (),
     progress: bool = True,
 ) -> Run | list[Run]:
-    """Run a spec (a Spec, a mapping, a TOML file) and return what came out; a list is packed.
+    """Run one spec, or a list of specs, and return the finished `Run` or runs.
 
-    Packed runs train as one population where they share data and model: a study fills the machine even when one
-    run cannot. `out` is the run folder itself (for a list: the folder of run folders), by default `runs/NAME`.
-    `on_round(record)` is called after every round of every run; the record is a line of `rounds.jsonl` and the run's
-    `name`. `trackers` are names (tensorboard, wandb, mlflow) or classes of your own, see `feda2l.trackers.Tracker`; a
-    run has one of each, and none can hurt it.
+    Specs of a list that share data and model are packed: they train as one population and use the machine better.
+
+    Args:
+        specs: A `Spec`, a mapping or the path of a TOML file; or a sequence of `Spec`s and mappings.
+        out: The run folder; for a list, the parent of the run folders. Default: `runs/NAME`.
+        resume: Continue from the checkpoints in existing run folders.
+        data: The folder of downloaded datasets.
+        on_round: Called after every round of every run with its record: a line of `rounds.jsonl` plus the run's `name`.
+        trackers: Names (tensorboard, wandb, mlflow) or your own classes, see `feda2l.trackers.Tracker`. An error in a
+            tracker does not affect the run.
+        progress: Show a progress bar.
+
+    Raises:
+        FedA2LError: The spec, the data or the folder cannot be used.
+        RunFailed: A single run failed, for example because it diverged. Failures in a list are not raised.
     """
     single = isinstance(specs, Spec | Mapping | str | Path)
     listed = [specs] if isinstance(specs, Spec | Mapping | str | Path) else list(specs)
     wanted = everywhere(lambda: [_spec(spec) for spec in listed])
     if not wanted:
-        raise FedA2LError("there is no spec to run")
+        raise FedA2LError("run() needs at least one spec")
     if ranks := here():
         everywhere(lambda: demand_out(out))
         resume = resume or ranks.restarted
@@ -199,7 +209,7 @@ def _run(
     data: str | Path | None,
     callbacks: RunCallbacks,
 ) -> tuple[list[RunFolder], list[RunFailed]]:
-    """Run specs, those that can together as one pack; their folders, and what failed."""
+    """Run specs, grouped into packs. Return their folders and the failures."""
     folders = _folders(wanted, out, single=single, resume=resume)
     group = group_here()
     packs: dict[Any, list[int]] = {}
@@ -226,7 +236,7 @@ def _spec(spec: SpecLike) -> Spec:
 
 
 def _folders(specs: list[Spec], out: str | Path | None, *, single: bool, resume: bool) -> list[RunFolder]:
-    """Where each run goes: `out`, or `runs/NAME`; names are made unique with a number."""
+    """Return the folder of each run: `out`, or `runs/NAME`. A number makes equal names unique."""
     if single and out is not None:
         return [RunFolder(Path(out))]
     taken: set[Path] = set()

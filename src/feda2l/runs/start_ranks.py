@@ -1,4 +1,4 @@
-"""A command under torchrun: all ranks are given the same, one leads, the others follow."""
+"""Start a command under torchrun. All ranks get the same arguments; rank 0 leads and the others follow."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from feda2l.runs.process_group import ProcessGroup, SingleProcess
 
 
 def group_here() -> ProcessGroup:
-    """The processes that share this one's runs."""
+    """Return the process group of this process: the ranks of torchrun, or this process alone."""
     ranks = here()
     if ranks is None:
         return SingleProcess()
@@ -21,15 +21,15 @@ def group_here() -> ProcessGroup:
 
 
 def demand_same(ranks: Ranks, given: Mapping[str, Any], what: str) -> None:
-    """Every rank must have been given the same; else all say where the first difference is."""
+    """Raise an error at all ranks if they have different values. It names the first difference."""
 
     def compare() -> None:
         for rank, other in enumerate(everyone):
             for key in sorted(everyone[0].keys() | other.keys()):
                 if everyone[0].get(key) != other.get(key):
                     raise FedA2LError(
-                        f"the ranks were not given the same {what}: {key} is {other.get(key)!r} at rank {rank} and "
-                        f"{everyone[0].get(key)!r} at rank 0; give all the same file and arguments",
+                        f"the ranks have different values in the {what}: {key} is {other.get(key)!r} at rank {rank}, "
+                        f"and {everyone[0].get(key)!r} at rank 0; start all ranks with the same file and arguments",
                         see="torchrun",
                     )
 
@@ -38,15 +38,15 @@ def demand_same(ranks: Ranks, given: Mapping[str, Any], what: str) -> None:
 
 
 def failed_elsewhere() -> RunFailed:
-    """For a rank that follows: the leader failed, and says why."""
+    """Return the error of a rank that follows when the leader failed. The leader prints the reason."""
     error = RunFailed("the first rank failed", see="torchrun")
     error.said = True
     return error
 
 
 def demand_out(out: str | Path | None) -> None:
-    """A job that torchrun may start again must find its folder again."""
+    """Raise an error if torchrun may restart the job but `out` is missing: a restarted run must find its folder."""
     if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
         raise FedA2LError(
-            "torchrun --max-restarts needs --out, so that a run that is started again finds its folder", see="torchrun"
+            "torchrun --max-restarts needs --out, so that a restarted run finds its folder", see="torchrun"
         )
