@@ -197,7 +197,7 @@ def test_an_accuracy_above_1_is_rejected(cli: Cli) -> None:
 def test_a_regression_loss_is_rejected_for_classes(cli: Cli) -> None:
     outcome = cli("run", "--set", "model.loss=mse")
     assert outcome.code == 2
-    assert 'model.loss = "mse": the targets of digits are classes, use cross_entropy' in outcome.err
+    assert 'model.loss = "mse": the targets of digits are classes; use cross_entropy' in outcome.err
 
 
 # bytes
@@ -238,7 +238,7 @@ def test_a_forecast_that_is_resumed_or_packed_has_the_same_bytes(go: Callable[..
         ({"data": {"train_fraction": 1.0}}, "train_fraction must be above 0 and below 1, got 1.0"),
         (
             {"model": {"loss": "cross_entropy"}},
-            'model.loss = "cross_entropy": the targets of exchange_rate are numbers, use mse or mae',
+            'model.loss = "cross_entropy": the targets of exchange_rate are numbers; use mse or mae',
         ),
         ({"model": {"name": "mlp"}}, "model.name = 'mlp'"),
     ],

@@ -221,15 +221,15 @@ def test_a_link_that_is_given_one_way_is_the_same_both_ways(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("0,1,2,3\n", 'line 1: must be the header "from,to,latency_ms,mbit"'),
-        ("from,to,latency_ms,mbit\n0,1,5\n", "line 2: has 3 fields"),
-        ("from,to,latency_ms,mbit\n0,3,5,1\n", 'line 2: to = "3": there is no such node; they are 0 to 2'),
+        ("0,1,2,3\n", 'line 1: expected the header "from,to,latency_ms,mbit"'),
+        ("from,to,latency_ms,mbit\n0,1,5\n", "line 2: expected 4 fields (from,to,latency_ms,mbit), got 3"),
+        ("from,to,latency_ms,mbit\n0,3,5,1\n", 'line 2: to = "3": there is no such node; the nodes are 0 to 2'),
         ("from,to,latency_ms,mbit\n\na,1,5,1\n", 'line 3: from = "a"'),
         ("from,to,latency_ms,mbit\n1,1,5,1\n", "line 2: node 1 is linked to itself"),
         ("from,to,latency_ms,mbit\n0,1,-5,1\n", 'line 2: latency_ms = "-5": must be 0 or more'),
         ("from,to,latency_ms,mbit\n0,1,5,0\n", 'line 2: mbit = "0": must be above 0'),
         ("from,to,latency_ms,mbit\n0,1,5,nan\n", 'line 2: mbit = "nan"'),
-        ("from,to,latency_ms,mbit\n0,1,5,1\n0,1,5,2\n", "line 3: the link from 0 to 1 is there twice"),
+        ("from,to,latency_ms,mbit\n0,1,5,1\n0,1,5,2\n", "line 3: the link from 0 to 1 is listed twice"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(tmp_path, text, said):
@@ -241,5 +241,5 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, text, said):
 
 def test_a_link_that_the_graph_has_and_the_file_has_not_is_named(tmp_path):
     links = listed(tmp_path, THREE)
-    with pytest.raises(FedA2LError, match=r"the graph has a link from 2 to 0 \(and 1 more\), the file has none"):
+    with pytest.raises(FedA2LError, match=r"the link from 2 to 0 \(and 1 more\) of the graph is missing"):
         clock("ring", [1, 1, 1], links)

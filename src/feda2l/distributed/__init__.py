@@ -1,1 +1,1 @@
-"""One run over the ranks of torch.distributed: placement, halo exchange, gathered state. `runs` starts the ranks."""
+"""Train one run on several torch.distributed ranks: placement, halo exchange, gathered state. `runs` starts ranks."""

@@ -1,4 +1,4 @@
-"""A run's nodes on several ranks: which rank has which, and what is said of all of them together."""
+"""Collective operations over the nodes of a run that several ranks train."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NOBODY = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class NodesOnRanks:
-    """`Collectives` over ranks."""
+    """Implementation of `Collectives` for nodes on several ranks."""
 
     ranks: Ranks
     placement: Placement
@@ -49,14 +49,14 @@ class NodesOnRanks:
         return None if parts is None else self._in_order(parts)
 
     def _in_order(self, parts: Sequence[Sequence[T]]) -> list[T]:
-        """Values of every rank's nodes -> of the network's nodes, in the order of their ids."""
+        """Merge the values of each rank's nodes into one list in the order of node ids."""
         order = np.argsort(np.concatenate(self.placement.ids))
         values = [value for part in parts for value in part]
         return [values[place] for place in order.tolist()]
 
 
 def plan_of_rank(whole: RunPlan, ranks: Ranks, placement: Placement) -> RunPlan:
-    """This rank's part of the plan of all nodes."""
+    """Return the part of a run's plan that concerns the nodes of this rank."""
     ids = placement.ids[ranks.rank].tolist()
     member, setting = whole.member, whole.setting
 
@@ -76,5 +76,5 @@ def plan_of_rank(whole: RunPlan, ranks: Ranks, placement: Placement) -> RunPlan:
 def _digest(state: Sequence[Tensor]) -> bytes:
     total = hashlib.sha256()
     for values in state:
-        total.update((values + 0).cpu().contiguous().numpy().tobytes())  # -0 is equal to 0
+        total.update((values + 0).cpu().contiguous().numpy().tobytes())  # + 0 turns -0 into 0, which compares equal
     return total.digest()

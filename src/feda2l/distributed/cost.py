@@ -1,15 +1,15 @@
-"""What a round costs on ranks: seconds, bytes on links, memory. Measured constants times counted work.
+"""Cost model of a round on several ranks: seconds, bytes on links, memory. Measured speeds times counted work.
 
-Of R ranks the busiest has n nodes, each of P values and d neighbours, S local steps in all, and a halo of h rows:
+The busiest of R ranks has n nodes with P values and d neighbours each, S local steps in all, and a halo of h rows:
 
     seconds = S step / workers                                   local training
-            + P (n (1 + d) + 3 h) mix                            mixing; halo rows are copied on both sides
-            + P n signal                                         signals, comparison, mean model
-            + P (4 h + 24 (R - 1) / R) / bandwidth               the halo; the mean model's sums, to all and back
-            + TALKS latency                                      times that all wait for all
-    memory  = 4 P (states n + 2 h + min(n, h d))                 rows, the halo, what is sent, what is mixed with it
+            + P (n (1 + d) + 3 h) mix                            mixing; both sides copy the halo rows
+            + P n signal                                         divergence, stability, mean model
+            + P (4 h + 24 (R - 1) / R) / bandwidth               the halo; the all-reduce of the mean model
+            + TALKS latency                                      synchronisations of all ranks
+    memory  = 4 P (states n + 2 h + min(n, h d))                 rows, the halo, send buffers, rows mixed with the halo
 
-`Pace` and `Link` are a machine's; `Share` follows from the graph and the placement.
+`Pace` and `Link` describe a machine. `Share` follows from the graph and the placement.
 """
 
 from collections.abc import Sequence
@@ -18,44 +18,44 @@ from typing import NamedTuple
 from feda2l.distributed.placement import place
 from feda2l.topology import Topology
 
-FLOAT = 4  # bytes of a value
-MEAN = 12  # bytes a value that are summed for the mean model: the largest (float32) and the sum (float64)
-TALKS = 8  # times a round that all ranks wait for all: errors, ends, digests, sums, records, decision
+FLOAT = 4  # bytes per value
+MEAN = 12  # bytes per value that are reduced for the mean model: the maximum (float32) and the sum (float64)
+TALKS = 8  # synchronisations of all ranks per round: errors, ends, digests, sums, records, decision
 
 
 class MachineSpeed(NamedTuple):
-    """A machine's speed: seconds of one process with one worker."""
+    """The speed of a machine: seconds that one process with one worker needs."""
 
-    step: float  # a local step of a node
-    mix: float  # a value of one neighbour's row
-    signal: float  # a value of a node's row, for all that is measured of it
+    step: float  # per local step of one node
+    mix: float  # per value of one neighbour's row
+    signal: float  # per value of one node's row, for all measurements
 
 
 class Link(NamedTuple):
-    """Between ranks; `torchrun -m feda2l.distributed.measure` tells."""
+    """The link between ranks, measured by `torchrun -m feda2l.distributed.measure`."""
 
-    bandwidth: float  # bytes a second
-    latency: float  # seconds of a small message to all
+    bandwidth: float  # bytes per second
+    latency: float  # seconds of a small message to all ranks
 
 
 class Share(NamedTuple):
-    """What the busiest of some ranks has of a network."""
+    """The share of a network that the busiest rank has."""
 
     ranks: int
     nodes: float
-    received: float  # neighbours a node
-    halo: float  # rows that arrive from other ranks in a round
+    received: float  # neighbours per node
+    halo: float  # rows that arrive from other ranks per round
 
     @classmethod
     def of(cls, graph: Topology, steps: Sequence[int], ranks: int) -> "Share":
-        """As `place` deals it."""
+        """Return the share under the placement that `place` computes."""
         placement = place(graph, steps, ranks)
         received = sum(len(near) for phase in graph.period for near in phase) / (len(graph.period) * graph.nodes)
         return cls(ranks, max(map(len, placement.ids)), received, placement.crossing / ranks)
 
     @classmethod
     def one_peer_exponential(cls, nodes: int, ranks: int) -> "Share":
-        """Blocks of neighbouring ids: of hop h, h rows cross into each rank, or all of its own number if it is longer.
+        """Return the share for blocks of consecutive ids: min(h, n) rows enter each rank of n nodes at hop h.
 
         >>> from feda2l.topology import build
         >>> Share.one_peer_exponential(64, 4) == Share.of(build("one_peer_exponential", 64), [1] * 64, 4)
@@ -67,20 +67,20 @@ class Share(NamedTuple):
 
     @classmethod
     def k_regular(cls, nodes: int, k: int, ranks: int) -> "Share":
-        """At worst: a random graph has no blocks, so a share of 1 - 1 / R of all neighbours is elsewhere."""
+        """Return the worst case: a random graph has no blocks, so 1 - 1 / R of all neighbours are on other ranks."""
         own = nodes / ranks
         return cls(ranks, own, float(k), min(own * k, nodes) * (1 - 1 / ranks))
 
 
 class Cost(NamedTuple):
-    """Of a round, for the busiest rank."""
+    """The cost of a round for the busiest rank."""
 
     train: float
     mix: float
     measure: float
     exchange: float
-    sent: float  # bytes that it sends
-    memory: float  # bytes of the rows that it holds
+    sent: float  # bytes sent
+    memory: float  # bytes of the rows held
 
     @property
     def seconds(self) -> float:
@@ -90,10 +90,16 @@ class Cost(NamedTuple):
 def cost(
     share: Share, values: int, steps: float, pace: MachineSpeed, link: Link, *, workers: int = 1, states: int = 3
 ) -> Cost:
-    """What a round costs a rank with this share of a network.
+    """Return the cost of a round for a rank with this share of a network (equations: see the module).
 
-    `values` are those of a row (the parameters, padded), `steps` a node's local steps, `states` the rows that are kept
-    of it: base, trained, and the optimiser's and the algorithm's memory.
+    Args:
+        share: The nodes, neighbours and halo of the rank.
+        values: Values per row: the parameters, padded.
+        steps: Local steps per node and round.
+        pace: The machine's speed.
+        link: The link between ranks.
+        workers: Worker processes per rank.
+        states: Rows kept per node: base and trained state, optimizer state and algorithm state.
     """
     nodes, halo, ranks = share.nodes, share.halo, share.ranks
     reduced = 2 * MEAN * values * (ranks - 1) / ranks

@@ -1,4 +1,4 @@
-"""Exchange between ranks: the rows of other ranks that this one's nodes hear are fetched."""
+"""Exchange between ranks: fetch the rows of other ranks that neighbour this rank's nodes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
@@ -15,7 +15,10 @@ from feda2l.simulate.exchange import bytes_sent
 
 @final
 class NodesOfRank:
-    """The nodes of one rank, all of which act in every round; `samples` and `clock` are of the whole network."""
+    """The exchange for the nodes of one rank. All nodes take part in every round.
+
+    `samples` and `clock` describe the whole network.
+    """
 
     def __init__(self, halo: Halo, samples: Tensor, clock: Clock | None) -> None:
         self.halo, self.samples, self.clock = halo, samples, clock
@@ -41,7 +44,7 @@ class NodesOfRank:
         return True
 
     def received(self, nodes: Sequence[int]) -> Iterator[Received]:
-        """Fetched at all ranks together, in one order; `mix` does not fetch it again."""
+        """Fetch the rows at all ranks together, in the same order. `mix` reuses them."""
         received = {name: self.halo.receive(values, self.round) for name, values in published(self.rows).items()}
         for node in nodes:
             id = int(self.halo.ids[node])

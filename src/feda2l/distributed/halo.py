@@ -1,4 +1,4 @@
-"""Mixing over ranks: the rows of other ranks that this one's nodes hear (its halo) are fetched, then summed as ever."""
+"""Mixing over ranks: fetch the halo (the neighbours' rows on other ranks), then sum as in a single process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,38 +17,40 @@ Ids = NDArray[np.int64]
 
 
 class _Transfers(NamedTuple):
-    """Who sends which rows to whom in a phase, and what of the mixing needs none of that."""
+    """The rows that this rank sends and receives in a phase, and the rows that mix without the halo."""
 
-    sent: list[tuple[int, Tensor]]  # to a rank: which of our rows, by place
-    received: list[tuple[int, int]]  # from a rank: how many, one after the other
-    halo: Ids  # the ids of all that are received, in that order
-    inner: Ids  # places of our rows that hear only ours
-    outer: Ids  # and of the others
-    ours: Ids  # places of our rows that `outer` hears
+    sent: list[tuple[int, Tensor]]  # (rank, indices of local rows to send)
+    received: list[tuple[int, int]]  # (rank, number of rows), in order
+    halo: Ids  # ids of all received rows, in that order
+    inner: Ids  # indices of local rows with local neighbours only
+    outer: Ids  # indices of the other local rows
+    ours: Ids  # indices of local rows that are neighbours of `outer`
 
 
 @dataclass(eq=False)
 class Halo:
-    """The mixing of a whole network for one rank's rows: `apply` takes and gives [own nodes, columns].
+    """The mixing of a whole network, restricted to one rank's rows. `apply` takes and returns [local nodes, columns].
 
-    Each row travels once to every rank that has a listener; rows that hear none of them are mixed meanwhile.
+    Each row is sent once to every rank that needs it. Rows without remote neighbours are mixed during the transfer.
     """
 
     whole: Mixing
     ranks: Ranks
-    ids: Ids  # which of the network's nodes are ours, ascending
-    owner: Ids  # the rank of every node
-    chosen: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False)  # weights by phase, if not W's
+    ids: Ids  # node ids of this rank, ascending
+    owner: Ids  # the rank of each node
+    chosen: dict[int, NDArray[np.float64]] = field(
+        default_factory=dict, repr=False
+    )  # weights by phase that replace those of W
     transfers: dict[int, _Transfers] = field(default_factory=dict, repr=False)
     plans: dict[tuple[int, torch.device, torch.dtype], tuple[Plan, Plan]] = field(default_factory=dict, repr=False)
-    known: dict[tuple[int, torch.Size], Tensor] = field(default_factory=dict, repr=False)  # halos fetched this round
+    known: dict[tuple[int, torch.Size], Tensor] = field(default_factory=dict, repr=False)  # halos fetched in this round
     rooms: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(default_factory=dict, repr=False)
 
     def apply(self, trained: Tensor, round: int, out: Tensor) -> None:
         phase = self.whole.topology.phase(round)
         transfers = self._transfers_of(phase, round)
         inner, outer = self._inner_and_outer(phase, round, trained)
-        # what the outer rows hear: ours, then the halo
+        # the input of the outer rows: local rows, then the halo
         count = len(transfers.ours)
         near = self._room("near", count + len(transfers.halo), trained)
         known = self.known.get((trained.data_ptr(), trained.shape))
@@ -56,13 +58,13 @@ class Halo:
         if known is not None:
             near[count:].copy_(known)
         torch.index_select(trained, 0, torch.from_numpy(transfers.ours).to(trained.device), out=near[:count])
-        inner.apply(trained, out)  # while rows are on their way
+        inner.apply(trained, out)  # overlaps with the transfer
         if flight:
             flight.wait()
         outer.apply(near, out)
 
     def receive(self, values: Tensor, round: int) -> Callable[[Sequence[int]], Tensor]:
-        """A function from the network's ids to these nodes' rows of what is published; fetches what is elsewhere."""
+        """Return a function from node ids to their published rows. Rows of other ranks are fetched."""
         transfers = self._transfers_of(self.whole.topology.phase(round), round)
         rows = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
         halo = rows.new_empty(len(transfers.halo), rows.shape[1])
@@ -73,18 +75,18 @@ class Halo:
         return lambda ids: all_rows[torch.from_numpy(place[list(ids)]).to(all_rows.device)]
 
     def reweigh(self, weights: Sequence[Tensor], round: int) -> None:
-        """Other weights of our rows until the round ends; what was heard to choose them is not fetched again."""
+        """Replace the weights of the local rows until the end of the round. Fetched rows are reused."""
         self.chosen = {self.whole.topology.phase(round): torch.cat(list(weights)).double().numpy()}
         self.plans.clear()
 
     def end_round(self) -> None:
-        """The next round has the topology's weights again."""
+        """Restore the weights of the topology for the next round."""
         if self.chosen:
             self.chosen = {}
             self.plans.clear()
 
     def forget(self) -> None:
-        """The exchange is mixed: what was fetched is old."""
+        """Drop the fetched rows after mixing, since they are outdated."""
         self.known.clear()
 
     def _transfers_of(self, phase: int, round: int) -> _Transfers:
@@ -94,7 +96,7 @@ class Halo:
             receiver = np.repeat(np.arange(nodes), np.diff(everyone.offsets))
             listener, speaker = self.owner[receiver], self.owner[everyone.ids]
             out, into = (speaker == me) & (listener != me), (listener == me) & (speaker != me)
-            # each (other rank, row) once, by rank and then by id: both sides come to the same order
+            # each (other rank, row) once, sorted by rank and then by id, so that both sides use the same order
             sent = np.unique(listener[out] * nodes + everyone.ids[out])
             received = np.unique(speaker[into] * nodes + everyone.ids[into])
             to, rows = np.divmod(sent, nodes)
@@ -128,7 +130,7 @@ class Halo:
         return self.plans[key]
 
     def _fetch(self, transfers: _Transfers, rows: Tensor, halo: Tensor) -> Flight:
-        """Send what others hear of ours, and receive the halo."""
+        """Send the local rows that other ranks need, and receive the halo."""
         copies = self._room("sent", sum(len(places) for _, places in transfers.sent), rows)
         sent, start = [], 0
         for rank, places in transfers.sent:
@@ -140,7 +142,7 @@ class Halo:
         return self.ranks.start(sent, received)
 
     def _room(self, purpose: str, rows: int, like: Tensor) -> Tensor:
-        """Memory for some rows, the same every time: fresh pages cost more than what is copied into them."""
+        """Return a reused buffer for some rows. Touching fresh memory pages costs more than copying into used ones."""
         key, size = (purpose, like.device, like.dtype), rows * like.shape[1]
         if key not in self.rooms or self.rooms[key].numel() < size:
             self.rooms[key] = like.new_empty(size)
@@ -148,7 +150,7 @@ class Halo:
 
 
 def _places(nodes: int, *ids: Ids) -> Ids:
-    """For each of the network's nodes its place in these ids, one after the other; -1 if it is not among them."""
+    """Return, for each node of the network, its index in the concatenated ids, or -1 if it is not among them."""
     place: Ids = np.full(nodes, -1)
     listed = np.concatenate(ids)
     place[listed] = np.arange(len(listed))

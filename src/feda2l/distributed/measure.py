@@ -1,4 +1,4 @@
-"""`torchrun --nproc-per-node=2 -m feda2l.distributed.measure`: what a link between two ranks carries."""
+"""`torchrun --nproc-per-node=2 -m feda2l.distributed.measure` measures the link between two ranks."""
 
 import statistics
 import time
@@ -8,12 +8,12 @@ import torch
 from feda2l.distributed.cost import Link
 from feda2l.distributed.ranks import Ranks, here
 
-SIZE = 4 << 20  # values sent each way
+SIZE = 4 << 20  # values sent in each direction
 TIMES = 9
 
 
 def measure(ranks: Ranks, device: torch.device) -> Link:
-    """Ranks in a ring send to the next and receive from the one before, all at once; then small messages to all."""
+    """Measure the bandwidth of a ring of simultaneous transfers, then the latency of small messages to all ranks."""
     out, into = torch.ones(SIZE, device=device), torch.empty(SIZE, device=device)
     after, before = (ranks.rank + 1) % ranks.world, (ranks.rank - 1) % ranks.world
     seconds: list[float] = []
@@ -22,7 +22,7 @@ def measure(ranks: Ranks, device: torch.device) -> Link:
         ranks.all(None)
         start = time.perf_counter()
         ranks.start([(after, out)], [(before, into)]).wait()
-        float(into[0])  # a GPU's is over when it can be read
+        float(into[0])  # on a GPU the transfer is complete when a value can be read
         seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
         ranks.all(None)
@@ -33,11 +33,11 @@ def measure(ranks: Ranks, device: torch.device) -> Link:
 def main() -> None:
     ranks = here()
     if ranks is None or ranks.world < 2:
-        raise SystemExit("start it with torchrun, at 2 ranks or more")
+        raise SystemExit("start this module with torchrun and at least 2 ranks")
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     link = measure(ranks, device)
     if ranks.leads:
-        print(f"{link.bandwidth / 1e6:,.0f} MB/s from rank to rank, {1e3 * link.latency:.2f} ms for a message to all")
+        print(f"{link.bandwidth / 1e6:,.0f} MB/s between ranks, {1e3 * link.latency:.2f} ms for a message to all ranks")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which rank trains which nodes: as many steps for each, and as few rows to send as can be had cheaply."""
+"""Assign nodes to ranks: equal numbers of local steps per rank, and few rows to send."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,14 +14,14 @@ Ids = NDArray[np.int64]
 
 
 class Placement(NamedTuple):
-    """The nodes of each rank, ascending, and how many rows cross ranks in an average round."""
+    """The nodes of each rank, ascending, and the mean number of rows sent between ranks per round."""
 
     ids: list[Ids]
     crossing: float
 
     @property
     def owner(self) -> Ids:
-        """The rank of each node."""
+        """Return the rank of each node."""
         owner = np.empty(sum(map(len, self.ids)), dtype=np.int64)
         for rank, ids in enumerate(self.ids):
             owner[ids] = rank
@@ -29,10 +29,10 @@ class Placement(NamedTuple):
 
 
 def place(graph: Topology, steps: Sequence[int], ranks: int) -> Placement:
-    """Cut the nodes into one block of about equal local steps a rank.
+    """Split the nodes into one block per rank with about equal numbers of local steps.
 
-    Two orders are tried: by id, which is right for rings, grids and full graphs, and reverse Cuthill-McKee, which
-    brings neighbours together where ids say nothing. The one that sends fewer rows is taken.
+    Two orders are tried: by id, which suits rings, grids and full graphs, and reverse Cuthill-McKee, which puts
+    neighbours close together in other graphs. The order that sends fewer rows is used.
 
     >>> from feda2l.topology import build
     >>> [ids.tolist() for ids in place(build("ring", 5), [4, 1, 1, 1, 1], 2).ids]
@@ -40,7 +40,7 @@ def place(graph: Topology, steps: Sequence[int], ranks: int) -> Placement:
     """
     if ranks > graph.nodes:
         raise FedA2LError(
-            f"data.nodes = {graph.nodes} on {ranks} ranks: a rank needs a node at least; start fewer "
+            f"data.nodes = {graph.nodes} on {ranks} ranks: each rank needs at least one node; start fewer ranks "
             f"(torchrun --nproc-per-node)",
             see="torchrun",
         )
@@ -51,18 +51,18 @@ def place(graph: Topology, steps: Sequence[int], ranks: int) -> Placement:
 
 
 def _cut(graph: Topology, order: Ids, steps: Ids, ranks: int) -> Placement:
-    done = np.cumsum(steps[order]) - steps[order] / 2  # where the middle of each node's work lies
+    done = np.cumsum(steps[order]) - steps[order] / 2  # the midpoint of each node's steps
     edges = np.searchsorted(done, steps.sum() * np.arange(1, ranks) / ranks)
     cuts = [0]
     for rank, edge in enumerate(edges, start=1):
-        cuts.append(int(np.clip(edge, cuts[-1] + 1, len(order) - (ranks - rank))))  # nobody is left without
+        cuts.append(int(np.clip(edge, cuts[-1] + 1, len(order) - (ranks - rank))))  # every rank gets at least one node
     ids = [np.sort(block) for block in np.split(order, cuts[1:])]
     found = Placement(ids, 0.0)
     return found._replace(crossing=crossing_rows(graph, found.owner))
 
 
 def crossing_rows(graph: Topology, owner: Ids) -> float:
-    """Rows that are sent in a round, the mean over a period: each once to every rank that has a listener."""
+    """Return the mean number of rows sent per round. Each row is sent once to every rank with a receiver."""
     nodes, total = graph.nodes, 0
     for phase in graph.period:
         receiver, received = _edges(phase)
@@ -84,6 +84,6 @@ def _near_together(graph: Topology) -> Ids:
 
 
 def _edges(phase: Phase) -> tuple[Ids, Ids]:
-    """Every edge of a phase: who hears, and whom."""
+    """Return all edges of a phase as (receivers, senders)."""
     receiver = np.repeat(np.arange(len(phase)), [len(near) for near in phase])
     return receiver, np.fromiter((j for near in phase for j in near), np.int64, len(receiver))

@@ -1,7 +1,7 @@
-"""The processes that torchrun started: how they join, and what they say to each other.
+"""The processes that torchrun started: how they join and communicate.
 
-Small things (errors, records, decisions) travel as objects over gloo, rows as tensors: over gloo from a CPU, over nccl
-from a GPU. Rank 0 leads: it alone reads and writes the run folder and talks to the user.
+Small objects (errors, records, decisions) are sent over gloo. Rows are sent as tensors: over gloo from a CPU, over nccl
+from a GPU. Rank 0 leads: only it reads and writes the run folder and prints messages.
 """
 
 import atexit
@@ -24,38 +24,38 @@ from feda2l.errors import FedA2LError, RunFailed
 T = TypeVar("T")
 
 LEADER = 0
-# A process that dies closes its connections, and the others know within a second. This is for one that hangs, or whose
-# host is gone without a word; it must be longer than the slowest rank may train in a round.
+# A process that dies closes its connections, so the others notice within a second. This timeout is for a process that
+# hangs or whose host disappears; it must be longer than the slowest rank trains in a round.
 PATIENCE = timedelta(minutes=30)
-MEETING = timedelta(minutes=5)  # until all ranks have started
+MEETING = timedelta(minutes=5)  # time for all ranks to start
 
 
 class RanksLost(RunFailed):
-    """Ranks cannot talk to each other any more: the job is over."""
+    """Raised when the ranks have lost contact. The job ends."""
 
 
 class _Mistake(NamedTuple):
-    """An exception of one rank, as the others hear of it."""
+    """An exception of one rank, in the form that is sent to the others."""
 
     kind: type[BaseException]
     text: str
-    notes: list[str]  # where there is more on it
+    notes: list[str]  # the exception's notes, such as links to the documentation
 
 
 class Call(NamedTuple):
-    """What the leader tells those who wait: specs to run together; none: it is over, and this came of it."""
+    """The leader's message to the waiting ranks: specs to run as a pack, or None with the results at the end."""
 
     specs: list[Any]
     result: list[Any]
 
 
 class Ranks:
-    """All ranks of the job, seen from one of them."""
+    """All ranks of the job, as seen from one of them."""
 
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.agreed: BaseException | None = None  # the last exception that all ranks know of
-        self.busy = False  # is a pack at work? else the others wait to be called
+        self.agreed: BaseException | None = None  # the last exception that all ranks know
+        self.busy = False  # True while a pack trains; otherwise the other ranks wait for a call
 
     @property
     def leads(self) -> bool:
@@ -63,7 +63,7 @@ class Ranks:
 
     @property
     def restarted(self) -> bool:
-        """Did torchrun start the job again after a failure?"""
+        """True if torchrun restarted the job after a failure."""
         return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
     @cached_property
@@ -71,21 +71,21 @@ class Ranks:
         return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def processes(self, cores: int) -> int:
-        """How many worker processes a rank may have: its part of the host's cores, or what OMP_NUM_THREADS says.
+        """Return the number of worker processes of a rank: its share of the host's cores, or OMP_NUM_THREADS.
 
-        torchrun sets OMP_NUM_THREADS to 1 where the user did not, so 1 says nothing.
+        torchrun sets OMP_NUM_THREADS to 1 if the user did not set it, so the value 1 is ignored.
         """
         asked = os.environ.get("OMP_NUM_THREADS", "1")
         if asked.isdigit() and int(asked) > 1:
             return int(asked)
         return max(1, cores // self.on_this_host) if cores else 0
 
-    # --- what is said to all -------------------------------------------------------------------------------
+    # --- objects -------------------------------------------------------------------------------------------
 
     def together(self, do: Callable[[], T]) -> T:
-        """Do something at every rank; where it fails at one, it fails at all, and nobody waits for anybody.
+        """Call a function at every rank. If it fails at one rank, it fails at all, so that no rank waits forever.
 
-        A rank that did not fail raises the first failing rank's error; the leader is who prints it.
+        A rank that did not fail raises the error of the first failing rank. Only the leader prints it.
         """
         own: BaseException | None = None
         try:
@@ -106,26 +106,26 @@ class Ranks:
             for note in mistake.notes:
                 own.add_note(note)
         if isinstance(own, FedA2LError):
-            own.said = not self.leads  # all know it, one says it
+            own.said = not self.leads  # all ranks raise it, only the leader prints it
         self.agreed = own
         raise own
 
     def all(self, value: T) -> list[T]:
-        """What every rank has, in their order."""
+        """Return the values of all ranks, in rank order."""
         found: list[Any] = [None] * self.world
         with _in_touch():
             dist.all_gather_object(found, value)
         return found
 
     def share(self, value: T) -> T:
-        """What the leader has, at every rank."""
+        """Return the leader's value at every rank."""
         shared = [value]
         with _in_touch():
             dist.broadcast_object_list(shared, src=LEADER)
         return shared[0]
 
     def gather(self, value: T) -> list[T] | None:
-        """What every rank has, in their order, at the leader; None elsewhere."""
+        """Return the values of all ranks, in rank order, at the leader; None at the other ranks."""
         found: list[Any] | None = [None] * self.world if self.leads else None
         with _in_touch():
             dist.gather_object(value, found, dst=LEADER)
@@ -134,14 +134,17 @@ class Ranks:
     # --- tensors -------------------------------------------------------------------------------------------
 
     def largest(self, values: Tensor) -> Tensor:
-        """The elementwise maximum over ranks."""
+        """Return the elementwise maximum over ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def least(self, values: Tensor) -> Tensor:
         return self._reduced(values, dist.ReduceOp.MIN)
 
     def total(self, values: Tensor) -> Tensor:
-        """The elementwise sum over ranks; its order is the backend's, so for bits it must be exact."""
+        """Return the elementwise sum over ranks.
+
+        The backend decides the order of the sum, so the result is reproducible only if the sum is exact.
+        """
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def _reduced(self, values: Tensor, how: Any) -> Tensor:
@@ -152,7 +155,7 @@ class Ranks:
         return values
 
     def start(self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]) -> "Flight":
-        """Send a tensor to each of some ranks and receive one from each of some; `wait` before using either."""
+        """Start to send tensors to ranks and to receive tensors from ranks. Call `wait` before using them."""
         ops = [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in received]
         ops += [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sent]
         if not ops:
@@ -162,10 +165,10 @@ class Ranks:
 
 
 class Flight(NamedTuple):
-    """Tensors on their way."""
+    """Tensors in transfer."""
 
     works: list[Any]
-    sent: list[Tensor]  # kept until they have left
+    sent: list[Tensor]  # kept alive until they are sent
 
     def wait(self) -> None:
         with _in_touch():
@@ -174,7 +177,7 @@ class Flight(NamedTuple):
 
 
 def _known_kind(error: BaseException) -> type[BaseException]:
-    """The kind of exception that the other ranks raise: one that they know how to handle."""
+    """Return the exception type that the other ranks raise: a type that they can handle."""
     for kind in (RunFailed, FedA2LError, torch.OutOfMemoryError):
         if isinstance(error, kind):
             return kind
@@ -191,8 +194,8 @@ def _in_touch() -> Iterator[None]:
         first = str(error).strip().splitlines()[0]
         why = re.sub(r"^\[\S+\] |\. This is typically.*|\. Check the logs.*", "", first)[:200]
         raise RanksLost(
-            f"another rank is gone ({why}); nothing before the last checkpoint is lost: start again with --resume, or "
-            "let torchrun do it (--max-restarts)",
+            f"another rank is gone ({why}); start again with --resume to continue from the last checkpoint, or let "
+            "torchrun restart the job (--max-restarts)",
             see="torchrun",
         ) from error
 
@@ -202,7 +205,7 @@ _lost = False
 
 
 def here() -> Ranks | None:
-    """The ranks of this job; None in a process that torchrun did not start."""
+    """Return the ranks of this job, or None in a process that torchrun did not start."""
     global _here
     if _here is None and "TORCHELASTIC_RUN_ID" in os.environ:
         _here = _join()
@@ -210,7 +213,7 @@ def here() -> Ranks | None:
 
 
 def _join() -> Ranks:
-    # not at the top: a torch without distributed runs in one process all the same
+    # imported here, because a torch build without distributed can still train in one process
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -223,11 +226,11 @@ def _join() -> Ranks:
     try:
         store, rank, world = next(rendezvous("env://", timeout=MEETING))
         if os.environ["TORCHELASTIC_RUN_ID"] == "none":
-            # torchrun's static rendezvous keeps one store for all restarts, and the addresses of the dead in it
+            # torchrun's static rendezvous keeps one store for all restarts, with addresses of dead processes in it
             store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
     except (KeyError, RuntimeError, ValueError) as error:
-        raise RunFailed(f"torchrun's ranks cannot be joined ({str(error).splitlines()[0]})", see="torchrun") from error
+        raise RunFailed(f"cannot join torchrun's ranks ({str(error).splitlines()[0]})", see="torchrun") from error
     atexit.register(_leave)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end)
@@ -240,22 +243,22 @@ def _leave() -> None:
 
 
 def _end(number: int, _: object) -> None:
-    """When one rank dies torchrun tells the others to end; those who know are about to, and say why."""
+    """Handle torchrun's signal to end after another rank died. A rank that noticed it reports the reason itself."""
     if not _lost:
         raise KeyboardInterrupt
 
 
 def everywhere(do: Callable[[], T]) -> T:
-    """Do something at every rank, so that a mistake is said once; in a process of its own, just do it."""
+    """Call a function at every rank, so that an error is printed once. Without torchrun, just call it."""
     ranks = here()
     return do() if ranks is None else ranks.together(do)
 
 
 @contextmanager
 def leading(ranks: Ranks | None) -> Iterator[list[Any]]:
-    """The leader's work; when it is over, or has failed, the others need not wait to be called any longer.
+    """Context of the leader's work. At its end, or at a failure, the waiting ranks are released.
 
-    What is put into the list goes to them.
+    The content of the list is sent to them.
     """
     result: list[Any] = []
     try:
@@ -266,36 +269,37 @@ def leading(ranks: Ranks | None) -> Iterator[list[Any]]:
 
 
 def leads() -> bool:
-    """Does this process talk to the user? Of the ranks of a job only one does."""
+    """True if this process prints messages. Only one rank of a job does."""
     ranks = here()
     return ranks is None or ranks.leads
 
 
 def demand_device(ranks: Ranks, device: torch.device) -> None:
-    """Every rank must have a device of the same kind, and on a GPU one of its own that nccl can reach."""
+    """Raise an error unless all ranks have the same device type, and each GPU rank its own GPU that nccl can reach."""
     kinds = ranks.all(device.type)
     if len(set(kinds)) > 1:
         where = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(kinds))
         raise FedA2LError(
-            f'runtime.device is not the same everywhere ({where}); set runtime.device = "cpu" or "cuda"', see="torchrun"
+            f'runtime.device differs between ranks ({where}); set runtime.device = "cpu" or "cuda"', see="torchrun"
         )
     if device.type == "cpu":
         return
     if not dist.is_nccl_available():
         raise FedA2LError(
-            'runtime.device = "cuda" with several ranks needs nccl, which this torch is built without', see="torchrun"
+            'runtime.device = "cuda" with several ranks needs nccl, but this torch build lacks it', see="torchrun"
         )
     count, on_this_host = torch.cuda.device_count(), ranks.on_this_host
     if on_this_host > count:
         raise FedA2LError(
-            f"torchrun --nproc-per-node={on_this_host}: this host has {count} GPUs; start a rank a GPU", see="torchrun"
+            f"torchrun --nproc-per-node={on_this_host}: this host has {count} GPUs; start one rank per GPU",
+            see="torchrun",
         )
-    try:  # nccl connects now, and not when a round has been trained
+    try:  # connect nccl now and not after the first round
         dist.all_reduce(torch.ones(1, device=device))
         torch.cuda.synchronize(device)
     except RuntimeError as error:
         raise FedA2LError(
-            f"nccl cannot connect the ranks' GPUs ({str(error).strip().splitlines()[0][:200]}); NCCL_DEBUG=INFO says "
-            "more, NCCL_SOCKET_IFNAME names the network to use",
+            f"nccl cannot connect the ranks' GPUs ({str(error).strip().splitlines()[0][:200]}); set NCCL_DEBUG=INFO "
+            "for details, and NCCL_SOCKET_IFNAME to choose the network",
             see="torchrun",
         ) from error

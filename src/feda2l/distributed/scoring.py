@@ -1,4 +1,4 @@
-"""Scores of a network whose nodes are on several ranks; rank 0 has them all."""
+"""Score a network whose nodes are on several ranks. Rank 0 receives all scores."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -11,19 +11,19 @@ from feda2l.simulate.scoring import ScoreHere, Scores
 
 
 class ScoreOverRanks:
-    """Every rank scores its own nodes; the batches of a model that all ranks have are divided among them."""
+    """Each rank scores its own nodes. The batches of a model that all ranks hold are divided among the ranks."""
 
     def __init__(self, here: ScoreHere, engine: Engine, ranks: Ranks) -> None:
         self.here, self.engine, self.ranks = here, engine, ranks
 
     def scores(self, runs: Sequence[LiveRun]) -> dict[int, Scores]:
-        # where all nodes hold one model, it is theirs and the mean
+        # if all nodes hold the same model, it is also the mean model
         alike = {run.number for run in runs if run.compared.agreed and run.plan.on == "global" and not _tests(run)}
         own = self.here.scores([run for run in runs if run.number not in alike], mean_model=False)
         return {run.number: self._of_run(run, own.get(run.number, {})) for run in runs}
 
     def _of_run(self, run: LiveRun, own: Scores) -> Scores:
-        shared = run.plan.on != "local" and not _tests(run)  # one test set, and so one score of the mean model
+        shared = run.plan.on != "local" and not _tests(run)  # one test set, so the mean model has one score
         parts = [part for part in own if part != "mean" or not shared]
         gathered = run.collectives.at_leader([[own[part][node] for part in parts] for node in range(run.plan.nodes)])
         mean = self._mean_model(run) if shared else None
@@ -36,7 +36,7 @@ class ScoreOverRanks:
         return scores
 
     def _mean_model(self, run: LiveRun) -> Score | None:
-        """The mean model's score, or that of the one model that all nodes hold; None at ranks that do not lead."""
+        """Return the score of the mean model, or of the model that all nodes share, at the leader; None elsewhere."""
         count = -(-len(run.plan.member.test) // self.engine.evaluation_batch)
         batches = range(self.ranks.rank, count, self.ranks.world)
         row, node = (run.start, 0) if run.compared.agreed else (run.number, None)

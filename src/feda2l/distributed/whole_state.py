@@ -1,4 +1,4 @@
-"""The state of a run on several ranks: gathered for a checkpoint, scattered when the run resumes."""
+"""Gather the state of a run on several ranks for a checkpoint, and scatter it when the run resumes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ Contents = list[tuple[str, torch.Size, torch.dtype]]
 
 
 def gather_state(run: LiveRun) -> dict[str, Tensor] | None:
-    """What a checkpoint of one process holds, at the leader; None elsewhere. Tensor by tensor: no rank sends it all."""
+    """Gather the content of a single-process checkpoint at the leader, one tensor at a time; return None elsewhere."""
     whole: dict[str, Tensor] = {}
     axis_of = _node_axes(run)
     for name, own in tensors(run).items():
@@ -29,7 +29,7 @@ def gather_state(run: LiveRun) -> dict[str, Tensor] | None:
 
 
 def restore_part(run: LiveRun, path: Path) -> bool:
-    """Bring every rank's rows to the state of the leader's checkpoint; False if there is none."""
+    """Restore every rank's rows from the leader's checkpoint. Return False if there is no checkpoint."""
     ranks, axis_of, whole = _shared(run).ranks, _node_axes(run), dict[str, Tensor]()
 
     def read() -> Contents | None:
@@ -40,7 +40,8 @@ def restore_part(run: LiveRun, path: Path) -> bool:
             axis = axis_of(name)
             if axis is not None and (axis >= values.dim() or values.shape[axis] != run.plan.network):
                 raise FedA2LError(
-                    f"{path}: {name} is {list(values.shape)}, not of {run.plan.network} nodes: it is of another run"
+                    f"{path}: {name} has shape {list(values.shape)}, which does not fit {run.plan.network} nodes; the "
+                    "checkpoint is from another run"
                 )
         return [(name, values.shape, values.dtype) for name, values in whole.items()]
 
@@ -55,9 +56,9 @@ def restore_part(run: LiveRun, path: Path) -> bool:
 
 
 def _node_axes(run: LiveRun) -> Callable[[str], int | None]:
-    """A function: along which axis of a checkpoint's tensor the nodes lie; None where every rank has all of it.
+    """Return a function from a checkpoint tensor's name to its node axis, or None if every rank holds all of it.
 
-    Of a rate rule's state that is the axis that fewer nodes make shorter.
+    In the state of a rate rule, the node axis is the one that is shorter for fewer nodes.
     """
     whole = run.exchange.start_rates(run.whole.rule, run.whole.setting).state_dict()
     own = run.exchange.start_rates(run.plan.rule, run.plan.setting).state_dict()
@@ -74,7 +75,7 @@ def _shared(run: LiveRun) -> NodesOnRanks:
 
 
 def _gather(run: LiveRun, own: Tensor) -> Tensor | None:
-    """All ranks' rows in the order of their ids, at the leader."""
+    """Gather the rows of all ranks at the leader, in the order of node ids."""
     ranks, ids = _shared(run).ranks, _shared(run).placement.ids
     if not ranks.leads:
         ranks.start([(LEADER, own)] if own.numel() else [], []).wait()
@@ -88,7 +89,7 @@ def _gather(run: LiveRun, own: Tensor) -> Tensor | None:
 
 
 def _scatter(run: LiveRun, axis: int | None, whole: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Our rows of a tensor that the leader has."""
+    """Return the local rows of a tensor that the leader holds."""
     ranks, ids = _shared(run).ranks, _shared(run).placement.ids
     sizes = list(shape)
     if whole is not None:

@@ -1,4 +1,4 @@
-"""Planned faults: which node fails in which round. They are carried out in `simulate` and `peer`."""
+"""Fault plans: which node fails in which round. Packages `simulate` and `peer` inject the faults."""
 
 from feda2l.faults.plan import Fault, FaultPlan, Return
 

@@ -1,4 +1,4 @@
-"""Read a fault plan: every error names the file, the entry and what would be right."""
+"""Read a fault plan. Every error names the file, the entry and a correct value."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
@@ -11,7 +11,7 @@ from feda2l.names import nearest
 from feda2l.toml_files import read_toml
 
 Refuse = Callable[[Fault, str], NoReturn]
-# the keys of each kind beside `kind` and `round`: those it needs, those it may have
+# keys of each kind besides `kind` and `round`: the required ones, the optional ones
 KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "crash": (("node",), ()),
     "restart": (("node",), ()),
@@ -25,17 +25,17 @@ KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def read_plan(path: str | Path, nodes: int) -> FaultPlan:
-    """The plan in a TOML file, for a network of so many nodes."""
+    """Read a plan for a network of `nodes` nodes from a TOML file."""
     values = read_toml(path)
     for key in values:
         if key not in ("fault", "deadline"):
             raise FedA2LError(f"{path}: {key}: unknown key; {nearest(key, ('fault', 'deadline'))}", see="fault-plan")
     deadline, entries = values.get("deadline", DEADLINE), values.get("fault", [])
     if not _is_number(deadline) or not 0 < deadline < float("inf"):
-        raise FedA2LError(f"{path}: deadline = {deadline!r}: must be seconds above 0", see="fault-plan")
+        raise FedA2LError(f"{path}: deadline = {deadline!r}: must be a number of seconds above 0", see="fault-plan")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise FedA2LError(f"{path}: fault: write every fault as a table of its own, under [[fault]]", see="fault-plan")
-    owners: dict[tuple[str, int, int], _Entry] = {}  # the first entry of a fault, which errors about its order name
+        raise FedA2LError(f"{path}: fault: write each fault as a separate [[fault]] table", see="fault-plan")
+    owners: dict[tuple[str, int, int], _Entry] = {}  # the first entry of each fault, named by errors about the order
     faults: list[Fault] = []
     for number, values in enumerate(entries, 1):
         entry = _Entry(path, number, values, nodes)
@@ -52,13 +52,13 @@ def read_plan(path: str | Path, nodes: int) -> FaultPlan:
 
 
 class _Entry:
-    """One `[[fault]]` of a file."""
+    """One `[[fault]]` table of a file."""
 
     def __init__(self, path: str | Path, number: int, values: Mapping[str, Any], nodes: int) -> None:
         self.path, self.number, self.values, self.nodes = path, number, values, nodes
 
     def read(self) -> list[Fault]:
-        """A fault for each node that the entry names."""
+        """Return one fault per node that the entry names."""
         kind = self._kind()
         self._check_keys(*KEYS[kind])
         round = self._count("round")
@@ -72,7 +72,7 @@ class _Entry:
         if "to" in self.values:
             rest["to"] = frozenset(self._listeners(senders))
         if kind == "rejoin" and round == 1:
-            self.refuse("round = 1: before it there is no message to take up; use round 2 or later")
+            self.refuse("round = 1: a rejoin needs messages of the previous round; use round 2 or later")
         return [Fault(kind, round, node=node, **rest) for node in senders]
 
     def refuse(self, problem: str) -> NoReturn:
@@ -83,7 +83,7 @@ class _Entry:
     def _kind(self) -> Kind:
         kind = self.values.get("kind")
         if kind is None:
-            self.refuse(f"kind is missing; it is one of {', '.join(KINDS)}")
+            self.refuse(f"kind is missing; choose one of {', '.join(KINDS)}")
         if not isinstance(kind, str) or kind not in KINDS:
             self.refuse(f"kind = {kind!r} is unknown; {nearest(str(kind), KINDS)}")
         return kind
@@ -100,13 +100,13 @@ class _Entry:
     def _count(self, key: str) -> int:
         value = self.values[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.refuse(f"{key} = {value!r}: must be a whole number, 1 or more")
+            self.refuse(f"{key} = {value!r}: must be an integer of at least 1")
         return value
 
     def _seconds(self) -> float:
         value = self.values["seconds"]
         if not _is_number(value) or not 0 <= value < float("inf"):
-            self.refuse(f"seconds = {value!r}: must be 0 or more")
+            self.refuse(f"seconds = {value!r}: must be a finite number of at least 0")
         return float(value)
 
     def _nodes(self, key: str, values: Any) -> list[int]:
@@ -114,7 +114,7 @@ class _Entry:
             self.refuse(f"{key} = {values!r}: must name at least one node, as in [0, 1]")
         for value in values:
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < self.nodes:
-                self.refuse(f"{key} = {value!r}: there is no such node; they are 0 to {self.nodes - 1}")
+                self.refuse(f"{key} = {value!r}: there is no such node; the nodes are 0 to {self.nodes - 1}")
         twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
         if twice is not None:
             self.refuse(f"{key}: node {twice} is named twice")
@@ -124,56 +124,56 @@ class _Entry:
         listeners = self._nodes("to", self.values["to"])
         own = next((node for node in listeners if node in senders), None)
         if own is not None:
-            self.refuse(f"to: node {own} is the sender, and needs no message of itself")
+            self.refuse(f"to: node {own} is the sender; a node needs no message from itself")
         return listeners
 
     def _sides(self) -> tuple[frozenset[int], ...]:
         sides = self.values["sides"]
         if not isinstance(sides, list) or len(sides) < 2:
-            self.refuse(f"sides = {sides!r}: must be two lists of nodes or more, as in [[0, 1], [2, 3]]")
-        found: list[list[int]] = []
+            self.refuse(f"sides = {sides!r}: must be at least two lists of nodes, as in [[0, 1], [2, 3]]")
+        named: list[list[int]] = []
         for side in sides:
             if side == []:
-                self.refuse("sides: a side is empty; name the nodes on each")
-            found.append(self._nodes("sides", side))
-        everyone = [node for side in found for node in side]
+                self.refuse("sides: a side is empty; name at least one node per side")
+            named.append(self._nodes("sides", side))
+        everyone = [node for side in named for node in side]
         twice = next((node for place, node in enumerate(everyone) if node in everyone[:place]), None)
         if twice is not None:
             self.refuse(f"sides: node {twice} is on two sides")
-        return tuple(map(frozenset, found))
+        return tuple(map(frozenset, named))
 
 
 def _check_order(plan: FaultPlan, nodes: int, refuse: Refuse) -> None:
-    """Refuse a plan that no network can follow."""
+    """Raise an error if the order of faults is impossible."""
     goes = [fault for fault in plan.faults if fault.kind in ("crash", "hang", "restart")]
     for node, faults in groupby(sorted(goes, key=lambda f: (f.node, f.round, f.kind != "restart")), lambda f: f.node):
         _check_node(node, faults, refuse)
     for fault in plan.faults:
         if fault.kind == "rejoin" and plan.away(fault.node, fault.round):
-            refuse(fault, f"node {fault.node} is away in round {fault.round}")
+            refuse(fault, f"node {fault.node} is absent in round {fault.round}")
     _check_somebody_is_left(plan, goes, nodes, refuse)
 
 
 def _check_somebody_is_left(plan: FaultPlan, goes: list[Fault], nodes: int, refuse: Refuse) -> None:
     for fault in sorted(goes, key=lambda fault: fault.round):
         if fault.kind != "restart" and all(plan.away(node, fault.round) for node in range(nodes)):
-            refuse(fault, f"in round {fault.round} nobody is left; keep at least one node")
+            refuse(fault, f"in round {fault.round} no node is left; keep at least one node")
 
 
 def _check_node(node: int, faults: Iterable[Fault], refuse: Refuse) -> None:
-    """Refuse a node that fails while it is away, or restarts without a crash before."""
+    """Raise an error if a node fails while it is absent, or restarts without an earlier crash."""
     dead_since: int | None = None
-    free = 1  # the first round in which the node is there again
+    free = 1  # the first round in which the node is present again
     for fault in faults:
         if fault.kind == "restart":
             if dead_since is None:
-                refuse(fault, f"node {node} has not crashed before round {fault.round}, so it cannot come back")
+                refuse(fault, f"node {node} has not crashed before round {fault.round}, so it cannot restart")
             dead_since, free = None, fault.round
             continue
         if dead_since is not None:
-            refuse(fault, f"node {node} is dead since round {dead_since}; restart it first")
+            refuse(fault, f"node {node} crashed in round {dead_since}; restart it first")
         if fault.round < free:
-            refuse(fault, f"node {node} hangs until round {free - 1}; faults of a node must not overlap")
+            refuse(fault, f"node {node} hangs until round {free - 1}; the faults of one node must not overlap")
         if fault.kind == "crash":
             dead_since = fault.round
         else:

@@ -1,4 +1,4 @@
-"""A fault plan, and what it says of a node, a round and a message. Nothing here knows of a network or of time."""
+"""A fault plan and its queries per node, round and message. This module uses neither a network nor a clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,39 +8,40 @@ from typing import Literal
 
 Kind = Literal["crash", "restart", "hang", "delay", "drop", "corrupt", "split", "rejoin"]
 Return = Literal["without_own", "with_own"]
-"""How a node takes up the network's model: the mean of its neighbours' messages, without its own or with it."""
+"""How a node adopts the network's model: the mean of its neighbours' messages, without or with its own message."""
 
-DEADLINE = 5.0  # seconds that a message may take, unless the plan says otherwise
+DEADLINE = 5.0  # default: seconds that a message may take
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One entry of a plan, for one node; of a split there is none."""
+    """One fault of one node. A split has no node (-1)."""
 
     kind: Kind
     round: int
     node: int = -1
-    rounds: int = 1  # that it lasts: of hang, delay, drop, corrupt and split
-    seconds: float | None = None  # of delay; of hang how long a real process is stopped
-    to: frozenset[int] | None = None  # of drop and corrupt: who does not hear it; None: nobody does
-    sides: tuple[frozenset[int], ...] = ()  # of split
+    rounds: int = 1  # duration of hang, delay, drop, corrupt and split
+    seconds: float | None = None  # delay: lateness of the message; hang: how long a real process is stopped
+    to: frozenset[int] | None = None  # drop and corrupt: the affected receivers; None: all receivers
+    sides: tuple[frozenset[int], ...] = ()  # split: the nodes of each side
 
     def holds(self, round: int) -> bool:
+        """True if the fault is active in this round."""
         return self.round <= round < self.round + self.rounds
 
     def cuts(self, sender: int, listener: int) -> bool:
-        """Is it this sender's message to this listener that a drop or a corrupt spoils?"""
+        """True if a drop or corrupt fault affects the message from this sender to this receiver."""
         return self.node == sender and (self.to is None or listener in self.to)
 
     def parts(self, one: int, other: int) -> bool:
-        """Are these two on different sides of a split? Whoever is on no side is with all."""
+        """True if the two nodes are on different sides of a split. A node on no side reaches all nodes."""
         side = [next((number for number, side in enumerate(self.sides) if node in side), None) for node in (one, other)]
         return None not in side and side[0] != side[1]
 
 
 @dataclass(frozen=True)
 class Absence:
-    """Rounds [start, stop) that a node misses; without a stop it never comes back."""
+    """Rounds [start, stop) that a node misses. With `stop` = None it never comes back."""
 
     start: int
     stop: int | None
@@ -52,7 +53,7 @@ class Absence:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """Who fails in which round. A fault of round r touches what is done and sent in round r (1, 2, ...).
+    """Which node fails in which round. A fault in round r affects the work and the messages of round r (1, 2, ...).
 
     >>> plan = FaultPlan((Fault("crash", 3, node=1), Fault("restart", 5, node=1)))
     >>> [plan.away(1, round) for round in (2, 3, 4, 5)], plan.rejoins(1, 5)
@@ -60,50 +61,51 @@ class FaultPlan:
     """
 
     faults: tuple[Fault, ...] = ()
-    deadline: float = DEADLINE  # seconds after which a message is left out
-    text: str = field(default="", compare=False)  # as it was written
+    deadline: float = DEADLINE  # seconds after which a message is ignored
+    text: str = field(default="", compare=False)  # the source text of the plan
 
     @classmethod
     def load(cls, path: str | Path, nodes: int) -> "FaultPlan":
-        """The plan in a TOML file, for a network of so many nodes; every mistake in it is a FedA2LError."""
-        from feda2l.faults.parse_plan import read_plan  # not at the top: it makes plans, so it imports this file
+        """Read a plan for `nodes` nodes from a TOML file. Raise FedA2LError if the plan is invalid."""
+        from feda2l.faults.parse_plan import read_plan  # imported here, because `reading` imports this module
 
         return read_plan(path, nodes)
 
     def __bool__(self) -> bool:
-        """Does anything ever fail?"""
+        """True if the plan has at least one fault."""
         return bool(self.faults)
 
-    # --- of a node -----------------------------------------------------------------------------------------
+    # --- queries about a node ------------------------------------------------------------------------------
 
     def away(self, node: int, round: int) -> bool:
-        """Does the node miss the round: train, publish, mix and adapt nothing?"""
+        """True if the node misses the round: it does not train, publish, mix or adapt."""
         return any(absence.holds(round) for absence in self.absences.get(node, ()))
 
     def crashes(self, node: int, round: int) -> bool:
-        """Does its process die in this round, after training and before its message is out?"""
+        """True if the node's process dies in this round, after training and before it publishes its message."""
         return any(fault.round == round for fault in self._of("crash", node))
 
     def restarts(self, node: int, round: int) -> bool:
-        """Does its process start again so that it takes part from this round on?"""
+        """True if the node's process is restarted so that it takes part from this round on."""
         return any(fault.round == round for fault in self._of("restart", node))
 
     def hangs(self, node: int, round: int) -> Fault | None:
-        """The hang that begins in this round: it lasts `rounds`, and of a real process `seconds` if it says so."""
+        """Return the hang that starts in this round. It lasts `rounds`; a real process stops for `seconds` if given."""
         return next((fault for fault in self._of("hang", node) if fault.round == round), None)
 
     def delay(self, node: int, round: int) -> float:
-        """Seconds by which its message is late."""
+        """Return the seconds by which the node's message is late."""
         return max((fault.seconds or 0.0 for fault in self._of("delay", node) if fault.holds(round)), default=0.0)
 
     def late(self, node: int, round: int) -> bool:
-        """Does everybody go on without its message?"""
+        """True if the node's message misses the deadline, so that all others continue without it."""
         return self.delay(node, round) > self.deadline
 
     def rejoins(self, node: int, round: int) -> Return | None:
-        """Does the node start this round from its neighbours' messages of the round before, and its own among them?
+        """Return whether the node starts this round from the messages of the previous round; None if it does not.
 
-        One that dies or hangs in the round in which it would have come back does not come back.
+        The value says whether its own message is included. A node that fails again in the round of its return does
+        not return.
         """
         if self.away(node, round):
             return None
@@ -113,40 +115,40 @@ class FaultPlan:
         return "with_own" if any(fault.round == round for fault in self._of("rejoin", node)) else None
 
     def alike(self, round: int) -> tuple[bool, ...]:
-        """Which faults hold, and who is away: rounds in which these are the same are alike."""
+        """Return a key of the active faults and absent nodes. Rounds with equal keys have equal schedules."""
         return (*(fault.holds(round) for fault in self.faults), *(self.away(node, round) for node in self.absences))
 
     @property
     def returns(self) -> bool:
-        """Does a node ever take up the network's model again?"""
+        """True if any node ever adopts the network's model again."""
         return any(fault.kind in ("restart", "hang", "rejoin") for fault in self.faults)
 
-    # --- of a message --------------------------------------------------------------------------------------
+    # --- queries about a message ---------------------------------------------------------------------------
 
     def receives(self, node: int, sender: int, round: int) -> bool:
-        """Does `node` take the message of `sender` of this round into its average?"""
+        """True if `node` includes the message that `sender` sent in this round in its average."""
         return not self.away(node, round) and self.reaches(sender, node, round)
 
     def reaches(self, sender: int, listener: int, round: int) -> bool:
-        """Does a message of this round come to a listener, whenever it asks: there, in time, whole and not cut off?"""
+        """True if a message of this round reaches the receiver: sent, in time, not corrupt and not cut off."""
         return self._arrives(sender, listener, round) and not self._broken(sender, listener, round)
 
     def rejects(self, node: int, sender: int, round: int) -> bool:
-        """Does the message of `sender` of this round come to `node` broken, so that it is refused and counted?"""
+        """True if the message of `sender` reaches `node` corrupt, so that it is rejected and counted."""
         return not self.away(node, round) and self._arrives(sender, node, round) and self._broken(sender, node, round)
 
-    # --- what the entries come to --------------------------------------------------------------------------
+    # --- derived from the entries --------------------------------------------------------------------------
 
     @cached_property
     def absences(self) -> dict[int, list[Absence]]:
-        """The rounds that each node misses, in their order."""
-        found: dict[int, list[Absence]] = {}
+        """The rounds that each node misses, in order."""
+        missed: dict[int, list[Absence]] = {}
         for fault in self._by_kind["hang"]:
-            found.setdefault(fault.node, []).append(Absence(fault.round, fault.round + fault.rounds, "with_own"))
+            missed.setdefault(fault.node, []).append(Absence(fault.round, fault.round + fault.rounds, "with_own"))
         for fault in self._by_kind["crash"]:
             later = [restart.round for restart in self._of("restart", fault.node) if restart.round > fault.round]
-            found.setdefault(fault.node, []).append(Absence(fault.round, min(later, default=None), "without_own"))
-        return {node: sorted(own, key=lambda absence: absence.start) for node, own in sorted(found.items())}
+            missed.setdefault(fault.node, []).append(Absence(fault.round, min(later, default=None), "without_own"))
+        return {node: sorted(rounds, key=lambda absence: absence.start) for node, rounds in sorted(missed.items())}
 
     @cached_property
     def _by_kind(self) -> dict[str, list[Fault]]:
@@ -157,10 +159,10 @@ class FaultPlan:
 
     @cached_property
     def _by_node(self) -> dict[tuple[str, int], list[Fault]]:
-        found: dict[tuple[str, int], list[Fault]] = {}
+        faults: dict[tuple[str, int], list[Fault]] = {}
         for fault in self.faults:
-            found.setdefault((fault.kind, fault.node), []).append(fault)
-        return found
+            faults.setdefault((fault.kind, fault.node), []).append(fault)
+        return faults
 
     def _of(self, kind: Kind, node: int) -> Sequence[Fault]:
         return self._by_node.get((kind, node), ())
@@ -175,17 +177,17 @@ class FaultPlan:
         return not (dropped or parted or self.late(sender, round))
 
     def _broken(self, sender: int, listener: int, round: int) -> bool:
-        own = sender == listener  # a node needs no message of itself
-        return not own and any(f.holds(round) and f.cuts(sender, listener) for f in self._of("corrupt", sender))
+        to_itself = sender == listener  # a node needs no message from itself
+        return not to_itself and any(f.holds(round) and f.cuts(sender, listener) for f in self._of("corrupt", sender))
 
 
 KINDS: dict[Kind, str] = {
-    "crash": "the process dies in the round, before its message is out",
-    "restart": "it is back from this round on",
-    "hang": "the process stands still for some rounds",
-    "delay": "its message is late",
-    "drop": "its message does not arrive",
-    "corrupt": "its message arrives broken",
+    "crash": "the process dies in this round, before it publishes its message",
+    "restart": "the node takes part again from this round on",
+    "hang": "the process stops for some rounds",
+    "delay": "the node's message is late",
+    "drop": "the node's message does not arrive",
+    "corrupt": "the node's message arrives corrupt",
     "split": "no message passes between the sides",
-    "rejoin": "it starts the round from its neighbours' messages",
+    "rejoin": "the node starts the round from its neighbours' messages",
 }

@@ -1,4 +1,4 @@
-"""Absences on a network: who is there in a round, whom each hears, and with which weights."""
+"""Absences in a network: the nodes present in a round, the messages each receives, and the mixing weights."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -15,15 +15,15 @@ Ids = tuple[int, ...]
 
 
 class Attendance(Protocol):
-    """Who is there in a round and what comes through: a fault plan says so, or a draw of those who take part."""
+    """Which nodes are present and which messages arrive: `FaultPlan` or `Participation`."""
 
     @property
     def returns(self) -> bool:
-        """Does a node ever take up the network's model again?"""
+        """True if any node ever adopts the network's model again."""
         ...
 
     def alike(self, round: int) -> Hashable:
-        """Rounds with equal values are alike in all that is said here."""
+        """Return a key that is equal for rounds with the same absences and the same lost messages."""
         ...
 
     def away(self, node: int, round: int) -> bool: ...
@@ -34,48 +34,48 @@ class Attendance(Protocol):
 
 
 class Comeback(NamedTuple):
-    """A node that starts a round from messages of the round before: whose they are, ascending, and their weights."""
+    """The senders (ascending) and weights of the messages from which a returning node starts a round."""
 
     kind: Return
     ids: tuple[int, ...]
-    weights: Tensor  # float64, of sum 1
+    weights: Tensor  # float64, with sum 1
 
 
 class Round(NamedTuple):
-    """What faults leave of a round."""
+    """The mixing and the message counts of a round with absent nodes and lost messages."""
 
     present: tuple[int, ...]
-    mixing: Mixing  # a node that is away hears itself alone
-    received: tuple[int, ...]  # by each node: of how many others it takes the message
-    rejected: tuple[int, ...]  # and how many it refuses
-    alone: frozenset[int]  # those that are there, have neighbours and hear none of them
-    sent: tuple[int, ...]  # by each node: how many messages arrive, whole or broken
+    mixing: Mixing  # an absent node keeps its own state (weight 1)
+    received: tuple[int, ...]  # per node: messages received and accepted
+    rejected: tuple[int, ...]  # per node: messages rejected as corrupt
+    alone: frozenset[int]  # present nodes that have neighbours and receive no message
+    sent: tuple[int, ...]  # per node: its messages that arrive, corrupt ones included
 
 
 class PresenceSchedule:
-    """The rounds of a network under a plan."""
+    """The rounds of a network under a fault plan or partial participation."""
 
     def __init__(self, plan: Attendance, mixing: Mixing, samples: Sequence[int]) -> None:
         self.plan, self.mixing, self.samples = plan, mixing, samples
         self.nodes = mixing.topology.nodes
         self._last: tuple[object, Round] | None = None
-        self._voices: dict[int, list[Voice]] = {}  # of all nodes, by phase
+        self._voices: dict[int, list[Voice]] = {}  # by phase, for all nodes
 
     def round(self, number: int) -> Round:
-        """Rounds that are alike are computed once."""
+        """Return the schedule of a round. Rounds with equal faults are computed once."""
         key = self.mixing.topology.phase(number), self.plan.alike(number)
         if self._last is None or self._last[0] != key:
             self._last = key, self._make(number)
         return self._last[1]
 
     def comebacks(self, number: int) -> dict[int, Comeback]:
-        """Who starts this round from others' messages; one whom none of them reaches goes on from what it has."""
-        found = {}
+        """Return the nodes that start this round from others' messages. A node that no message reaches is left out."""
+        comebacks = {}
         for node in range(self.nodes):
             kind = self.plan.rejoins(node, number)
             if kind is None:
                 continue
-            before = number - 1  # messages are of that round, and so is what befell them
+            before = number - 1  # these messages, and the faults that affect them, are of the previous round
             closed, _ = self.mixing.row(node, before)
             reached = [j for j in closed if j != node and self.plan.reaches(j, node, before)]
             if not reached:
@@ -83,11 +83,11 @@ class PresenceSchedule:
             ids = tuple(sorted([*reached, node])) if kind == "with_own" and self.spoke(node, before) else tuple(reached)
             voices = self._closed(closed, before)
             weights = mean_weights(self.mixing.weights, node, voices, ids, push=self.mixing.push)
-            found[node] = Comeback(kind, ids, weights)
-        return found
+            comebacks[node] = Comeback(kind, ids, weights)
+        return comebacks
 
     def spoke(self, node: int, number: int) -> bool:
-        """Did the node ever publish a message, up to this round?"""
+        """True if the node has published a message in any round up to this one."""
         return any(not self.plan.away(node, round) for round in range(number, 0, -1))
 
     def _make(self, number: int) -> Round:
@@ -106,14 +106,14 @@ class PresenceSchedule:
         )
 
     def _links(self, node: int, number: int) -> tuple[Ids, Ids, Ids]:
-        """The closed neighbourhood of a node, the others that it hears, and those whose message it rejects."""
+        """Return a node's closed neighbourhood, the senders it receives from, and the senders it rejects."""
         closed, _ = self.mixing.row(node, number)
         others = [j for j in closed if j != node]
         received = tuple(j for j in others if self.plan.receives(node, j, number))
         return closed, received, tuple(j for j in others if self.plan.rejects(node, j, number))
 
     def _rows(self, closed: Sequence[Ids], received: Sequence[Ids], number: int) -> dict[int, tuple[Ids, Tensor]]:
-        """The rows of W of the nodes that do not hear all of their neighbours."""
+        """Return the rows of W of the nodes that do not receive messages from all of their neighbours."""
         rows = {}
         for node, others in enumerate(received):
             if len(others) + 1 < len(closed[node]):
@@ -123,7 +123,7 @@ class PresenceSchedule:
         return rows
 
     def _closed(self, closed: Sequence[int], number: int) -> list[Voice]:
-        """What those of a closed neighbourhood tell of themselves."""
+        """Return what each node of a closed neighbourhood reports about itself: its samples and its degrees."""
         graph = self.mixing.topology
         phase = graph.phase(number)
         if phase not in self._voices:

@@ -1,4 +1,4 @@
-"""A simulated network: who takes part in a round, and how long nodes and links take. Real networks are in `peer`."""
+"""A simulated network: participation of nodes, and the time of nodes and links. Package `peer` has real networks."""
 
 from feda2l.network.clock import Clock
 from feda2l.network.participation import Participation

@@ -1,4 +1,4 @@
-"""Simulated time: when each node would have ended a round on a given network. No clock of a machine is read."""
+"""Simulated time: when each node would complete a round on a given network. The machine's clock is not used."""
 
 from collections.abc import Collection
 from itertools import chain
@@ -15,7 +15,7 @@ from feda2l.topology.edges import Phase
 
 
 class _Edges(NamedTuple):
-    """Who hears whom in one phase of a graph, an entry an edge, and what each costs."""
+    """The edges of one phase of a graph: receivers, senders and costs, one entry per edge."""
 
     listeners: Ids
     senders: Ids
@@ -33,35 +33,41 @@ class _Edges(NamedTuple):
 
 
 class Clock:
-    """When each node begins the coming round, in seconds; nobody waits but for those it hears.
+    """The time, in seconds, at which each node starts its next round. A node waits only for its in-neighbours.
 
-    In a round node i trains until c_i = t_i + work_i. Its message to j is out at c_i + s_ij and there at
-    c_i + s_ij + latency_ij, with
+    Node i starts a round at t_i and trains until c_i = t_i + work_i. Its message to j leaves at c_i + s_ij and arrives
+    at c_i + s_ij + latency_ij, with
 
         s_ij = bytes x max(1 / bandwidth_ij, m_i / uplink_i)
 
-    where m_i is how many messages it sends: they share its uplink. A node begins the next round when its own messages
-    are out, so that no link carries two rounds at once, and all that it hears is there. An algorithm that mixes several
-    times a round exchanges as often. Mixing, adapting and evaluating take no time; downlinks are as wide as needed.
+    where m_i is the number of messages that i sends; they share its uplink. A node starts the next round when all its
+    messages have left and all messages to it have arrived. So no link carries messages of two rounds at once. An
+    algorithm that mixes several times per round exchanges as often. Mixing, adapting and evaluating take no time.
+    Downlinks have no limit.
 
-    Who rests in a round neither works nor sends. It follows the network's time all the same: it is told, without a
-    model, when those whom it would have heard are through (c_i + latency_ij).
+    A node that rests in a round neither trains nor sends, but its time still advances. It gets a notice without a
+    model when its in-neighbours have trained, at c_i + latency_ij.
 
-    A round is a max and a sum over the graph's edges; there is no matrix of nodes x nodes.
+    The cost of a round is one maximum and one sum over the edges; no nodes x nodes matrix is built.
     """
 
     def __init__(self, topology: Topology, work: Floats, links: Links, uplinks: Floats) -> None:
         self.topology, self.work, self.uplinks = topology, work, uplinks
-        self.now: Tensor = torch.zeros(topology.nodes, dtype=torch.float64)  # in place: a checkpoint restores it
+        self.now: Tensor = torch.zeros(
+            topology.nodes, dtype=torch.float64
+        )  # changed in place, so that a checkpoint can restore it
         self._phases = [_Edges.of(phase, links) for phase in topology.period]
 
     @property
     def seconds(self) -> float:
-        """When the last node has completed the round: then the network is at it."""
+        """The time at which the last node has completed the round."""
         return float(self.now.max())
 
     def round(self, round: int, message: int, exchanges: int = 1, present: Collection[int] | None = None) -> None:
-        """Work, then so many exchanges of a message of so many bytes, of those who are present (else of all)."""
+        """Advance the time by one round: training, then `exchanges` exchanges of a message of `message` bytes.
+
+        `present` are the nodes that take part; None means all.
+        """
         there = np.ones(self.topology.nodes, dtype=bool)
         if present is not None:
             there[:] = False
@@ -71,18 +77,18 @@ class Clock:
             self.exchange(round, message, there)
 
     def spend(self, rounds: Floats) -> None:
-        """Let each node work as long as so many rounds of training take it."""
+        """Advance each node's time by `rounds` rounds of training."""
         self._time[:] += rounds * self.work
 
     def exchange(self, round: int, message: int, there: NDArray[np.bool_] | None = None) -> None:
-        """Let each node send, and wait for what it hears."""
+        """Advance each node's time by one exchange: send to its out-neighbours, wait for its in-neighbours."""
         edges = self._phases[self.topology.phase(round)]
         if there is None:
             there = np.ones(self.topology.nodes, dtype=bool)
         elif not there.all():
             edges = edges.some(there[edges.senders])
         listeners, senders, (latency, per_byte) = edges
-        carries = there[listeners]  # a model, and not only word of it
+        carries = there[listeners]  # this edge carries a model and not only a notice
         sent = np.bincount(senders[carries], minlength=self.topology.nodes)
         per_byte = np.maximum(per_byte, (sent * self.uplinks)[senders])
         out = self._time[senders] + message * carries * per_byte
@@ -91,6 +97,6 @@ class Clock:
 
     @property
     def _time(self) -> Floats:
-        """The same numbers, for NumPy."""
+        """`now` as a NumPy array that shares its memory."""
         view: Floats = self.now.numpy()
         return view

@@ -1,4 +1,4 @@
-"""Draws by id: what a node or a link is like does not depend on the graph, nor on who else is there."""
+"""Random draws by id: the properties of a node or link depend neither on the graph nor on the other nodes."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,11 +6,11 @@ from numpy.typing import NDArray
 from feda2l.randomness import derive_seed
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-DECIMALS = 6  # logarithms may differ in the last bit from machine to machine: what is drawn must not
+DECIMALS = 6  # logarithms may differ in the last bit between machines; rounding makes the draws equal
 
 
 def lognormal(seed: int, purpose: str, spread: float, *ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """exp(spread z) with z standard normal, of median 1: a draw for each place of the ids.
+    """Return exp(spread z) with z standard normal, of median 1: one draw per entry of the ids.
 
     Counter-based as `feda2l.randomness` is, but for whole arrays: a full graph of 1,000 nodes has a million links.
     """

@@ -1,4 +1,4 @@
-"""What a message costs on each link: drawn from a profile, the same for all, or listed in a file."""
+"""The cost of a message on each link: drawn from a profile, equal for all links, or listed in a file."""
 
 import csv
 import math
@@ -21,28 +21,28 @@ network_error = partial(FedA2LError, see="network")
 
 
 class LinkTime(NamedTuple):
-    """Of each link: seconds until the first byte is there, and seconds that each byte takes."""
+    """The cost of each link: latency in seconds, and seconds per byte."""
 
     latency: Floats
     per_byte: Floats
 
 
 class Links(Protocol):
-    """The links of a network, also of those that a graph does not use."""
+    """The links of a network, including links that the graph does not use."""
 
     def cost(self, senders: Ids, listeners: Ids) -> LinkTime:
-        """The cost of each of these links."""
+        """Return the cost of the links from `senders` to `listeners` (arrays of equal length)."""
         ...
 
 
 def seconds_per_byte(mbit: Floats) -> Floats:
-    """Of a bandwidth in Mbit/s; infinite is 0."""
+    """Return 8e-6 / mbit: the seconds that one byte takes. An infinite bandwidth gives 0."""
     return 8e-6 / mbit
 
 
 @dataclass(frozen=True)
 class DrawnLinks:
-    """Links as a profile has them. A pair of nodes has one link, both ways, whatever graph it is part of."""
+    """Links drawn from a profile. A pair of nodes has one symmetric link, which does not depend on the graph."""
 
     profile: LinkProfile
     seed: int
@@ -59,16 +59,19 @@ class DrawnLinks:
 
 @dataclass(frozen=True)
 class ListedLinks:
-    """Links from a CSV file, `from,to,latency_ms,mbit` a line; one that is given one way only is the same both ways."""
+    """Links from a CSV file with lines `from,to,latency_ms,mbit`.
+
+    A link that is listed in one direction only has the same cost in the other direction.
+    """
 
     file: str
     nodes: int
-    keys: Ids  # from x nodes + to, ascending
+    keys: Ids  # from * nodes + to, ascending
     values: Floats  # [links, 2]: latency_ms, mbit
 
     @classmethod
     def read(cls, file: str, nodes: int) -> "ListedLinks":
-        """The links of a file; a line that cannot be read is an error that names it."""
+        """Read the links of a file. Raise FedA2LError with the line number if a line is invalid."""
         try:
             text = Path(file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeError) as error:
@@ -84,11 +87,11 @@ class ListedLinks:
             if header is None:
                 header = fields
                 if fields != HEADER:
-                    raise network_error(f'{where}: must be the header "{",".join(HEADER)}", it is "{",".join(fields)}"')
+                    raise network_error(f'{where}: expected the header "{",".join(HEADER)}", got "{",".join(fields)}"')
                 continue
             sender, listener, cost = _link(where, fields, nodes)
             if sender * nodes + listener in found:
-                raise network_error(f"{where}: the link from {sender} to {listener} is there twice")
+                raise network_error(f"{where}: the link from {sender} to {listener} is listed twice")
             found[sender * nodes + listener] = back[listener * nodes + sender] = cost
         found = back | found
         keys = np.array(sorted(found), dtype=np.int64)
@@ -106,8 +109,8 @@ class ListedLinks:
             first = int(missing[0])
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise network_error(
-                f"network.file = {self.file}: the graph has a link from {senders[first]} to {listeners[first]}{more}, "
-                "the file has none; add a line, or choose another topology"
+                f"network.file = {self.file}: the link from {senders[first]} to {listeners[first]}{more} of the graph "
+                "is missing; add a line, or choose another topology"
             )
         latency, mbit = self.values[place].T
         return LinkTime(1e-3 * latency, seconds_per_byte(mbit))
@@ -115,14 +118,16 @@ class ListedLinks:
 
 def _link(where: str, fields: list[str], nodes: int) -> tuple[int, int, tuple[float, float]]:
     if len(fields) != len(HEADER):
-        raise network_error(f"{where}: has {len(fields)} fields, {','.join(HEADER)} are {len(HEADER)}")
+        raise network_error(f"{where}: expected {len(HEADER)} fields ({','.join(HEADER)}), got {len(fields)}")
     ids = []
     for name, field in zip(HEADER[:2], fields[:2], strict=True):
         if not field.isdecimal() or int(field) >= nodes:
-            raise network_error(f'{where}: {name} = "{field}": there is no such node; they are 0 to {nodes - 1}')
+            raise network_error(f'{where}: {name} = "{field}": there is no such node; the nodes are 0 to {nodes - 1}')
         ids.append(int(field))
     if ids[0] == ids[1]:
-        raise network_error(f"{where}: node {ids[0]} is linked to itself; leave the line out, it needs no message")
+        raise network_error(
+            f"{where}: node {ids[0]} is linked to itself; remove the line, a node needs no message from itself"
+        )
     latency = _number(fields[2])
     if latency is None or latency < 0:
         raise network_error(f'{where}: latency_ms = "{fields[2]}": must be 0 or more')

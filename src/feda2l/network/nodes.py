@@ -1,4 +1,4 @@
-"""What nodes are like by themselves: how fast each computes, and how wide its uplink is."""
+"""Properties of the nodes of a simulated network: compute speed and uplink bandwidth."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ PerNode = float | tuple[float, ...]
 
 
 def speeds(given: PerNode | str, nodes: int, seed: int) -> Floats:
-    """The speed of each node: as given, or drawn from a profile by the node's number."""
+    """Return the speed of each node: the given values, or a draw from a profile by node number."""
     if isinstance(given, str):
         return lognormal(seed, "speed", SPEEDS[given].spread, np.arange(nodes))
     return _each(given, nodes, "network.speed")
 
 
 def uplinks(given: PerNode | None, profile: LinkProfile, nodes: int, seed: int) -> Floats:
-    """Seconds that each node's uplink takes for a byte; 0 where it limits nothing."""
+    """Return the seconds per byte of each node's uplink; 0 means no limit."""
     if given is not None:
         return seconds_per_byte(_each(given, nodes, "network.uplink_mbit"))
     if profile.uplink_mbit is None:
@@ -31,7 +31,7 @@ def _each(given: float | Sequence[float], nodes: int, what: str) -> Floats:
     if isinstance(given, Sequence):
         if len(given) != nodes:
             raise network_error(
-                f"{what} has {len(given)} numbers for data.nodes = {nodes}; give one a node, or one for all"
+                f"{what} has {len(given)} numbers for data.nodes = {nodes}; give one number per node, or one for all"
             )
         return np.array(given, dtype=np.float64)
     return np.full(nodes, float(given))

@@ -1,4 +1,4 @@
-"""Who takes part in a round where not all nodes do: drawn anew every round."""
+"""Partial participation: the nodes that take part are drawn anew in every round."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from feda2l.randomness import numpy_generator
 
 @dataclass(frozen=True)
 class Participation:
-    """`count` of the nodes take part in a round, drawn by (seed, round); the others rest and keep their models.
+    """In each round `count` nodes take part, drawn from (seed, round). The others rest and keep their models.
 
-    To a schedule it is what a fault plan is: it says who is away. But nobody who rested has lost anything, so nobody
-    takes up others' messages when it is back.
+    A schedule uses it like a fault plan: it says which nodes are absent. A resting node loses nothing, so it does not
+    adopt its neighbours' messages when it takes part again.
 
     >>> some = Participation(nodes=10, count=3, seed=1)
     >>> [len(some.drawn(round)) for round in (1, 2)], some.drawn(1) == some.drawn(2)
@@ -28,7 +28,7 @@ class Participation:
 
     @classmethod
     def of(cls, share: float, least: int, nodes: int, seed: int) -> "Participation | None":
-        """The share of the nodes, rounded, and `least` of them at least; None where that is everyone."""
+        """Let max(least, round(share * nodes)) nodes take part per round; return None if those are all nodes."""
         if share == 1:
             return None
         if least > nodes:
@@ -37,7 +37,7 @@ class Participation:
         return None if count == nodes else cls(nodes, count, seed)
 
     def drawn(self, round: int) -> frozenset[int]:
-        """Who takes part."""
+        """Return the nodes that take part in this round."""
         return _drawn(self.nodes, self.count, self.seed, round)
 
     def alike(self, round: int) -> Hashable:
@@ -59,7 +59,7 @@ class Participation:
         return None
 
 
-@lru_cache(maxsize=16)  # a round is asked about node by node
+@lru_cache(maxsize=16)  # each round is queried once per node
 def _drawn(nodes: int, count: int, seed: int, round: int) -> frozenset[int]:
     generator = numpy_generator(seed, round=round, purpose="participation")
     return frozenset(generator.permutation(nodes)[:count].tolist())
