@@ -147,7 +147,7 @@ def test_nodes_learn_from_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "rates": {"name": "constant", "base": 0.1},
     }
     if model == "cnn":
-        with pytest.raises(FedA2LError, match="needs pictures of 16x16 or more, not 1x3"):
+        with pytest.raises(FedA2LError, match="needs images of at least 16x16 pixels, got 1x3"):
             feda2l.run(spec, out=tmp_path / "run", progress=False)
         return
     run = feda2l.run(spec, out=tmp_path / "run", progress=False)

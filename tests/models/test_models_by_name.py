@@ -57,7 +57,7 @@ def test_the_cnn_is_the_papers_layer_for_layer():
 
 @pytest.mark.parametrize("side", [15, 8, 1])
 def test_pictures_too_small_for_the_cnn_are_an_error_that_names_another_model(side):
-    with pytest.raises(FedA2LError, match=rf"16x16 or more, not {side}x32; try small_cnn"):
+    with pytest.raises(FedA2LError, match=rf"at least 16x16 pixels, got {side}x32; use small_cnn"):
         build("cnn", input=(3, side, 32))
 
 
@@ -135,7 +135,7 @@ def test_a_users_model_is_given_what_it_takes(mine):
         ("models_of_mine:Missing", "cannot be imported"),
         ("no_such_module_of_mine:Net", "cannot be imported"),
         ("models_of_mine:Wrong", "could not be built.*channels"),
-        ("models_of_mine:number", "gave a int, not a torch.nn.Module"),
+        ("models_of_mine:number", "returned a int, expected a torch.nn.Module"),
         ("models_of_mine:constant", "is a int, which is not callable"),
     ],
 )

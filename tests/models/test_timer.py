@@ -59,12 +59,12 @@ def test_lengths_come_with_the_data_and_channels_change_nothing():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"input": (3, 32, 32)}, r"series of \(length, channels\), not input \(3, 32, 32\)"),
-        ({"input": (100, 1)}, "patches of 24: 100 is no multiple"),
-        ({"input": (0, 1)}, "patches of 24: 0 is no multiple"),
-        ({"width": 500}, "even width that 8 heads share, not 500"),
-        ({"horizon": 0}, "horizon of at least 1, not 0"),
-        ({"head": "linear"}, "heads 'flatten' and 'next_patch', not 'linear'"),
+        ({"input": (3, 32, 32)}, r"input \(length, channels\), got \(3, 32, 32\)"),
+        ({"input": (100, 1)}, "a multiple of 24 time steps, got 100"),
+        ({"input": (0, 1)}, "a multiple of 24 time steps, got 0"),
+        ({"width": 500}, "even width that 8 heads divide, got 500"),
+        ({"horizon": 0}, "horizon of at least 1, got 0"),
+        ({"head": "linear"}, "head must be 'flatten' or 'next_patch', got 'linear'"),
     ],
 )
 def test_what_cannot_be_built_is_said(options, words):

@@ -109,7 +109,7 @@ def test_the_resolved_spec_pins_the_file(tmp_path, file):
     assert (again.path / "rounds.jsonl").read_bytes() == (run.path / "rounds.jsonl").read_bytes()
     pretrained(Path(file), classes=10)
     save_file({name: value + 1 for name, value in load_file(file).items()}, file)
-    with pytest.raises(FedA2LError, match=r'has sha256 .*, not model.start_sha256 = "'):
+    with pytest.raises(FedA2LError, match=r'has sha256 .*, expected model.start_sha256 = "'):
         feda2l.run(run.spec, out=tmp_path / "third", progress=False)
     with pytest.raises(FedA2LError, match=r"model.start_sha256: '"):
         feda2l.run(spec(start=file) | {"rounds": 3}, out=tmp_path / "run", resume=True, progress=False)
@@ -123,15 +123,15 @@ def test_clear_errors(tmp_path, file):
 
     words("cannot be read: No such file", start="nowhere.safetensors")
     words("model.fresh: no layer is named 'tail", start=file, fresh=["tail*"])
-    words("model.freeze: no layer is named 'con\\*'; there are fc1, fc2, fc3", freeze=["con*"])
+    words("model.freeze: no layer is named 'con\\*'; the layers are fc1, fc2, fc3", freeze=["con*"])
     words("no trainable parameter", freeze=["*"])
     words("model.fresh needs model.start", fresh=["head"])
     words("gives all nodes the same start", start=file, init="per_node")
     (tmp_path / "text").write_text("weights")
-    words("is no safetensors file .*save_file", start=str(tmp_path / "text"))
+    words("is not a safetensors file .*save_file", start=str(tmp_path / "text"))
     pretrained(tmp_path / "seven", classes=7)
-    words(r"does not fit in fc3.weight \(is \[7, 64\], should be \[10, 64\]\)", start=str(tmp_path / "seven"))
+    words(r"has wrong shapes for fc3.weight \(is \[7, 64\], should be \[10, 64\]\)", start=str(tmp_path / "seven"))
     state = load_file(file)
     state["extra.weight"] = state.pop("fc3.bias")
     save_file(state, tmp_path / "renamed")
-    words("lacks fc3.bias; has the foreign extra.weight; .*model.fresh", start=str(tmp_path / "renamed"))
+    words("lacks fc3.bias; has the unknown tensors extra.weight; .*model.fresh", start=str(tmp_path / "renamed"))

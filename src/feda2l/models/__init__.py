@@ -1,4 +1,4 @@
-"""Models by name or by import path; a new one is a file and an entry in `MODELS`. Nothing is trained here."""
+"""Build models by name or by import path. A new built-in model is a new file and an entry in `MODELS`."""
 
 import inspect
 from collections.abc import Callable
@@ -32,11 +32,18 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build(
     name: str, *, classes: int = 10, input: tuple[int, ...] | None = None, horizon: int | None = None
 ) -> nn.Module:
-    """The model of that name for `input` and `classes`, or for `input` and `horizon` where it forecasts series.
+    """Build a model by name.
 
-    `input` is (channels, height, width) of pictures, (3, 32, 32) unless given, or (length, channels) of windows.
-    `"package.module:Class"` builds a user's own; it is given `classes` and `input` where it takes them, and is taken
-    to forecast if it takes `horizon`.
+    Args:
+        name: A key of `MODELS`, or `"package.module:Class"` for your own model. Your class gets `classes` and `input`
+            if it has parameters of these names. If it has a parameter `horizon`, it is a forecaster: it gets `input`
+            and `horizon` and no `classes`.
+        classes: Number of classes of a classifier.
+        input: (channels, height, width) of images, default (3, 32, 32); or (length, channels) of windows.
+        horizon: Number of time steps that a forecaster predicts.
+
+    Raises:
+        FedA2LError: The name is unknown, or your class fails or does not return a trainable `torch.nn.Module`.
 
     >>> sum(p.numel() for p in build("cnn", classes=100).parameters())
     924708
@@ -54,7 +61,9 @@ def build(
             f"model.name = {name!r} could not be built: {type(error).__name__}: {error}", see="own-code"
         ) from error
     if not isinstance(model, nn.Module):
-        raise FedA2LError(f"model.name = {name!r} gave a {type(model).__name__}, not a torch.nn.Module", see="own-code")
+        raise FedA2LError(
+            f"model.name = {name!r} returned a {type(model).__name__}, expected a torch.nn.Module", see="own-code"
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise FedA2LError(f"model.name = {name!r} has no trainable parameter", see="own-code")
     return model
@@ -63,7 +72,7 @@ def build(
 def _taken(
     make: Callable[..., Any], classes: int, input: tuple[int, ...] | None, horizon: int | None
 ) -> dict[str, Any]:
-    """What of these the model takes. One that forecasts has no classes, and lengths of its own where none are given."""
+    """Return the arguments that the model accepts. A forecaster has no classes and default lengths."""
     taken = inspect.signature(make).parameters
     if "horizon" in taken:
         lengths = {"input": input, "horizon": horizon}

@@ -1,4 +1,4 @@
-"""Convolutional networks: the paper's 4-layer CNN, and a small one for digits."""
+"""Convolutional networks: the paper's 4-layer CNN, and a small CNN for digits."""
 
 from collections import OrderedDict
 
@@ -10,14 +10,14 @@ from feda2l.errors import FedA2LError
 def cnn(*, classes: int = 10, input: tuple[int, ...] = (3, 32, 32)) -> nn.Sequential:
     """The paper's 4-layer CNN: two 5x5 convolutions with pooling, two linear layers.
 
-    32x32 pictures: 878,538 parameters for 10 classes, 924,708 for 100.
+    For 32x32 RGB images it has 878,538 parameters with 10 classes and 924,708 with 100 classes.
     """
     channels, height, width = input
-    # each 5x5 convolution takes 4 off, each pooling halves
+    # each 5x5 convolution removes 4 pixels, each pooling halves the size
     height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     if height < 1 or width < 1:
         raise FedA2LError(
-            f"model.name = 'cnn' needs pictures of 16x16 or more, not {input[1]}x{input[2]}; try small_cnn"
+            f"model.name = 'cnn' needs images of at least 16x16 pixels, got {input[1]}x{input[2]}; use small_cnn"
         )
     return nn.Sequential(
         OrderedDict(

@@ -1,16 +1,16 @@
-"""Dropout whose draws cost little on a CPU."""
+"""Dropout with fast random numbers on a CPU."""
 
 import torch
 from torch import Tensor, nn
 
-DRAWS = 1 << 16  # as many values has an int16
+DRAWS = 1 << 16  # number of values of an int16
 
 
 class Dropout(nn.Dropout):
-    """y = x k / (1 - p), where k is 0 with chance p and else 1. On a CPU p is a multiple of 2^-16.
+    """y = x k / (1 - p), where k is 0 with probability p and else 1. On a CPU p is rounded to a multiple of 2^-16.
 
-    There torch draws number by number, a fifth of a step of Timer in bf16, and by another generator on processors of
-    one maker. Here each 64 bits that its generator gives are four draws, the same on all processors.
+    On a CPU torch draws each number separately, which takes a fifth of a bf16 step of Timer, and it uses another
+    generator on Intel processors. This module takes four draws from each 64 random bits, equal on all processors.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -20,11 +20,11 @@ class Dropout(nn.Dropout):
 
 
 def kept(x: Tensor, chance: float) -> Tensor:
-    """1 for what of x is kept and 0 for what is dropped, in its shape and type."""
+    """Return a mask with the shape and dtype of x: 1 where a value is kept, 0 where it is dropped."""
     size = x.numel()
-    # made from x, so that under vmap every row has draws of its own
+    # created from x, so that each row has its own draws under vmap
     words = x.new_empty(-(-size // 4), dtype=torch.int64).random_(-(1 << 63), None)
     draws = words.view(torch.int16)[:size].view(x.shape)
     first = min(max(round(chance * DRAWS), 1), DRAWS - 1) - DRAWS // 2  # the lowest draw that is kept
-    # clamping has vector instructions; a comparison, and a product with what it gives, take three times as long
+    # clamping uses vector instructions; a comparison and a product with its result take three times as long
     return (draws.clamp(first - 1, first) - (first - 1)).to(x.dtype)

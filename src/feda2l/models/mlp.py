@@ -1,4 +1,4 @@
-"""A small perceptron for digits and other small inputs."""
+"""A small multilayer perceptron for digits and other small inputs."""
 
 import math
 from collections import OrderedDict

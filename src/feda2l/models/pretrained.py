@@ -1,4 +1,4 @@
-"""Fine-tuning: pretrained weights as the start of a model, and layers that keep theirs."""
+"""Fine-tuning: load pretrained weights into a model, and freeze layers."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,22 +12,29 @@ from feda2l.errors import FedA2LError
 
 
 def load_start(model: nn.Module, path: str, *, fresh: Sequence[str] = (), sha256: str | None = None) -> str:
-    """Read a state_dict into the model, all of it but the `fresh` layers, in place; returns the file's sha256."""
+    """Load a safetensors state_dict into the model, in place. Return the sha256 of the file.
+
+    Args:
+        model: The model that gets the weights.
+        path: A safetensors file with all tensors of the model except those of the `fresh` layers.
+        fresh: Patterns of layers that keep their random initial values.
+        sha256: The expected hash of the file; None accepts any file.
+    """
     try:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
         raise FedA2LError(f'model.start = "{path}" cannot be read: {error.strerror}', see="pretrained") from error
-    found = hashlib.sha256(content).hexdigest()
-    if sha256 not in (None, found):
+    actual = hashlib.sha256(content).hexdigest()
+    if sha256 not in (None, actual):
         raise FedA2LError(
-            f'model.start = "{path}" has sha256 {found}, not model.start_sha256 = "{sha256}"', see="pretrained"
+            f'model.start = "{path}" has sha256 {actual}, expected model.start_sha256 = "{sha256}"', see="pretrained"
         )
     try:
         given = load(content)
     except SafetensorError as error:
         raise FedA2LError(
-            f'model.start = "{path}" is no safetensors file ({error}); write one with '
+            f'model.start = "{path}" is not a safetensors file ({error}); write one with '
             "safetensors.torch.save_file(model.state_dict(), path)",
             see="pretrained",
         ) from error
@@ -36,16 +43,16 @@ def load_start(model: nn.Module, path: str, *, fresh: Sequence[str] = (), sha256
     wanted = [name for name in own if name not in drawn]
     if problems := list(_misfits(own, given, wanted)):
         raise FedA2LError(
-            f'model.start = "{path}" is of another {type(model).__name__}: it {"; ".join(problems)}; '
-            "name layers that are to be drawn anew in model.fresh",
+            f'model.start = "{path}" does not fit this {type(model).__name__}: it {"; ".join(problems)}; '
+            "list layers that should be initialised randomly in model.fresh",
             see="pretrained",
         )
     model.load_state_dict({name: given[name] for name in wanted}, strict=False)
-    return found
+    return actual
 
 
 def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], wanted: Iterable[str]) -> Iterator[str]:
-    """How a file's tensors differ from a model's."""
+    """Describe how the tensors of a file differ from those of a model."""
     unlike = [
         f"{name} (is {list(given[name].shape)}, should be {list(own[name].shape)})"
         for name in wanted
@@ -53,8 +60,8 @@ def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], wanted: Ite
     ]
     for kind, names in (
         ("lacks", [name for name in wanted if name not in given]),
-        ("does not fit in", unlike),
-        ("has the foreign", [name for name in given if name not in own]),
+        ("has wrong shapes for", unlike),
+        ("has the unknown tensors", [name for name in given if name not in own]),
     ):
         if names:
             more = f" and {len(names) - 3} more" * (len(names) > 3)
@@ -62,26 +69,28 @@ def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], wanted: Ite
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Let the parameters of these layers keep their values: they are no layer, do not train and do not travel."""
+    """Freeze the parameters of matching layers: they are not trained, not exchanged, and not counted as layers."""
     parameters = dict(model.named_parameters())
     for name in _matching(parameters, patterns, "model.freeze"):
         parameters[name].requires_grad_(False)
 
 
 def _matching(tensors: Iterable[str], patterns: Sequence[str], key: str) -> set[str]:
-    """The tensors whose name, or the name of a module that holds them, one of the patterns matches."""
+    """Return the tensors for which a pattern matches their name or the name of a module that contains them."""
     names = list(tensors)
     matching: set[str] = set()
     for pattern in patterns:
         matched = {name for name in names if any(fnmatchcase(part, pattern) for part in _wholes(name))}
         if not matched:
             modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-            raise FedA2LError(f"{key}: no layer is named {pattern!r}; there are {', '.join(modules)}", see="pretrained")
+            raise FedA2LError(
+                f"{key}: no layer is named {pattern!r}; the layers are {', '.join(modules)}", see="pretrained"
+            )
         matching |= matched
     return matching
 
 
 def _wholes(name: str) -> list[str]:
-    """A tensor's name and those of all modules that hold it."""
+    """Return a tensor's name and the names of all modules that contain it."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]

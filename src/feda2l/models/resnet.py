@@ -1,7 +1,7 @@
-"""ResNet-18 and ResNet-34 for small pictures.
+"""ResNet-18 and ResNet-34 for small images.
 
-He, Zhang, Ren, Sun: "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem usual on CIFAR:
-3x3, stride 1, no pooling.
+He, Zhang, Ren, Sun: "Deep Residual Learning for Image Recognition", CVPR 2016, with the usual CIFAR stem:
+a 3x3 convolution with stride 1 and no pooling.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,10 @@ Norm = Callable[[int], nn.Module]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; a 1x1 projection where the shape changes."""
+    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)) with 3x3 convolutions.
+
+    The shortcut is the identity, or a 1x1 projection if the shape changes.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Timer, a decoder-only transformer for time series.
 
 Liu, Zhang, Li, Huang, Wang, Long: "Timer: Generative Pre-trained Transformers Are Large Time Series Models",
-ICML 2024. Two blocks and a head over all tokens, as the paper's laboratory trains it; `head="next_patch"` is the
-authors' own form.
+ICML 2024. The default has two blocks and a head over all tokens, as in the FedA2L paper's experiments. The head
+`"next_patch"` is the form of Timer's authors.
 """
 
 import functools
@@ -20,10 +20,10 @@ Head = Literal["flatten", "next_patch"]
 
 
 class Block(nn.Module):
-    """Causal attention and a perceptron, each added to its input and then normalised (post-norm).
+    """Causal attention and a perceptron, each with a residual connection and a LayerNorm after it (post-norm).
 
     y = norm1(x + attention(x)); z = norm2(y + contract(gelu(expand(y)))).
-    The perceptron is a 1x1 convolution in the authors' code, which is a linear layer on every token.
+    The authors' code writes the perceptron as a 1x1 convolution, which is a linear layer on each token.
     """
 
     def __init__(self, *, width: int, heads: int, hidden: int, dropout: float) -> None:
@@ -46,7 +46,7 @@ class Block(nn.Module):
         return result
 
     def attend(self, x: Tensor) -> Tensor:
-        """softmax(q k' / sqrt(width / heads)) v for each head, over the tokens up to and including its own."""
+        """Return softmax(q k' / sqrt(width / heads)) v per head, over each token itself and all earlier tokens."""
         query, key, value = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
             for project in (self.query, self.key, self.value)
@@ -60,19 +60,25 @@ class Block(nn.Module):
 class Timer(nn.Module):
     """Timer for time series: 2 causal blocks, 19 layers, 6,514,784 parameters.
 
-    Forecasts [batch, horizon, channels] from windows [batch, length, channels]; `input` is (length, channels).
+    It forecasts [batch, horizon, channels] from windows [batch, length, channels].
 
-    Every channel of every window is a sequence of its own (channel independence), so the number of channels changes
-    nothing. It is normalised by its own mean m and standard deviation s = sqrt(variance + 1e-5), cut into
-    length / patch tokens, embedded without bias plus sinusoidal positions, and the forecast is scaled back:
-    f(x) = s g((x - m) / s) + m.
+    Each channel of each window is a separate sequence (channel independence), so any number of channels works. A
+    sequence is normalised by its mean m and its standard deviation s = sqrt(variance + 1e-5) and cut into
+    length / patch tokens. Tokens are embedded without bias, and sinusoidal positions are added. The forecast is
+    scaled back: f(x) = s g((x - m) / s) + m.
 
-    `head="flatten"` maps all tokens at once to the horizon.
-    `head="next_patch"` maps each token to the patch that follows it; the last one is appended to the window, the
-    oldest patch leaves it, and so on until the horizon is reached: 6,330,392 parameters, whatever the horizon.
-
-    `width` is d_model. The defaults suit data sets of this size; the authors fine-tune with patch 96, 8 blocks and
-    width 1024.
+    Args:
+        input: (length, channels) of a window; `length` must be a multiple of `patch`.
+        horizon: Number of time steps to forecast.
+        patch: Time steps per token. The authors fine-tune with patch 96, 8 blocks and width 1024.
+        blocks: Number of transformer blocks.
+        width: Width of a token (d_model): even, and a multiple of `heads`.
+        heads: Number of attention heads.
+        hidden: Width of the perceptron in each block.
+        dropout: Dropout probability.
+        head: `"flatten"` maps all tokens at once to the horizon. `"next_patch"` maps each token to the patch that
+            follows it. The last prediction is appended to the window, and the oldest patch is removed, until the
+            horizon is reached. That model has 6,330,392 parameters for any horizon.
     """
 
     def __init__(
@@ -90,15 +96,15 @@ class Timer(nn.Module):
     ) -> None:
         super().__init__()
         if len(input) != 2:
-            raise FedA2LError(f"model.name = 'timer' forecasts series of (length, channels), not input {input}")
+            raise FedA2LError(f"model.name = 'timer' needs a time series with input (length, channels), got {input}")
         if input[0] < patch or input[0] % patch:
-            raise FedA2LError(f"model.name = 'timer' cuts windows into patches of {patch}: {input[0]} is no multiple")
+            raise FedA2LError(f"model.name = 'timer' needs windows of a multiple of {patch} time steps, got {input[0]}")
         if width % heads or width % 2:
-            raise FedA2LError(f"model.name = 'timer' needs an even width that {heads} heads share, not {width}")
+            raise FedA2LError(f"model.name = 'timer' needs an even width that {heads} heads divide, got {width}")
         if horizon < 1:
-            raise FedA2LError(f"model.name = 'timer' needs a horizon of at least 1, not {horizon}")
+            raise FedA2LError(f"model.name = 'timer' needs a horizon of at least 1, got {horizon}")
         if head not in ("flatten", "next_patch"):
-            raise FedA2LError(f"model.name = 'timer' has the heads 'flatten' and 'next_patch', not {head!r}")
+            raise FedA2LError(f"model.name = 'timer': head must be 'flatten' or 'next_patch', got {head!r}")
         self.horizon, self.patch = horizon, patch
         self.embed = nn.Linear(patch, width, bias=False)
         self.dropout = Dropout(dropout)
@@ -113,20 +119,20 @@ class Timer(nn.Module):
         return self.roll_out(x) if self.rolls else self._rescaled(x, whole=True)
 
     def encode(self, sequences: Tensor) -> Tensor:
-        """[sequences, length] -> [sequences, tokens, width]; a token depends on its own patch and those before it."""
+        """Encode [sequences, length] as [sequences, tokens, width]. A token depends on its own and earlier patches."""
         tokens = self.embed(sequences.unflatten(-1, (-1, self.patch)))
         tokens = tokens + positions(tokens.shape[-2], tokens.shape[-1], tokens.device, tokens.dtype)
         result: Tensor = self.norm(self.blocks(self.dropout(tokens)))
         return result
 
     def next_patches(self, x: Tensor) -> Tensor:
-        """For each patch of the windows the one that follows it, [batch, length, channels]: what the authors train."""
+        """Predict the patch after each patch of the windows, [batch, length, channels]: the authors' training task."""
         if not self.rolls:
-            raise FedA2LError("only a timer with head = 'next_patch' forecasts patch by patch")
+            raise FedA2LError("next_patches() needs a timer with head = 'next_patch'")
         return self._rescaled(x, whole=False)
 
     def roll_out(self, x: Tensor) -> Tensor:
-        """The horizon patch by patch, each from the window that ends with the one before."""
+        """Forecast the horizon patch by patch. Each patch is predicted from the window that ends just before it."""
         found: list[Tensor] = []
         for _ in range(-(-self.horizon // self.patch)):
             found.append(self.next_patches(x)[:, -self.patch :])
@@ -134,29 +140,31 @@ class Timer(nn.Module):
         return torch.cat(found, dim=1)[:, : self.horizon]
 
     def _rescaled(self, x: Tensor, *, whole: bool) -> Tensor:
-        """s g((x - m) / s) + m, where g takes the tokens to the head `whole`, or one by one."""
+        """Return s g((x - m) / s) + m, where g applies the head to all tokens at once (`whole`) or to each token."""
         mean = x.mean(dim=1, keepdim=True)
         scale = (x.var(dim=1, keepdim=True, correction=0) + 1e-5).sqrt()
         sequences = ((x - mean) / scale).transpose(1, 2)  # [batch, channels, length]
-        tokens = self.encode(sequences.flatten(0, 1).to(self.embed.weight.dtype))  # only here: levels need float32
+        tokens = self.encode(
+            sequences.flatten(0, 1).to(self.embed.weight.dtype)
+        )  # cast after scaling, since the level of the series needs float32
         forecast = self.head(tokens.flatten(-2)) if whole else self.head(tokens).flatten(-2)
         result: Tensor = forecast.unflatten(0, sequences.shape[:2]).transpose(1, 2) * scale + mean
         return result
 
 
 def timer_next_patch(*, input: tuple[int, ...] = (96, 1), horizon: int = 96) -> Timer:
-    """Timer as its authors train it: each token forecasts the patch after it, rolled out to the horizon."""
+    """Timer with the authors' head: each token predicts the next patch, repeated until the horizon is reached."""
     return Timer(input=input, horizon=horizon, head="next_patch")
 
 
 @functools.lru_cache
 def positions(tokens: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """sin(t w_i) and cos(t w_i) in turn, w_i = 10000^(-2 i / width), [tokens, width].
+    """Return sinusoidal positions [tokens, width]: alternating sin(t w_i) and cos(t w_i), w_i = 10000^(-2 i / width).
 
-    Kept per device and not as a buffer: it is no state of a node, and a captured CUDA graph must not copy from the
-    host.
+    They are cached per device and not stored as a buffer: they are not node state, and a captured CUDA graph must not
+    copy from the host.
     """
-    with torch.inference_mode(False):  # the first caller may be an evaluation, the next one trains
+    with torch.inference_mode(False):  # the first call may be an evaluation and a later one training
         frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
         angle = torch.arange(tokens, dtype=torch.float64).unsqueeze(-1) * frequency
         table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
