@@ -152,7 +152,7 @@ MISTAKES = {
         "fault 1 (rejoin): round = 1: a rejoin needs messages of the previous round",
     ),
     "rejoin away": (["hang node=1 round=2", "rejoin node=1 round=2"], "fault 2 (rejoin): node 1 is absent in round 2"),
-    "nobody left": (["crash node=[0,1] round=2", "hang node=2 round=3"], "fault 2 (hang): in round 3 nobody is left"),
+    "nobody left": (["crash node=[0,1] round=2", "hang node=2 round=3"], "fault 2 (hang): in round 3 no node is left"),
 }
 
 

@@ -102,7 +102,7 @@ def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path: Path, capsys: py
     run = resumed(tmp_path / "run", "tensorboard")
     assert run.summary["rounds"] == 5
     said = capsys.readouterr().err
-    assert "tensorboard no longer tracks: OSError: [Errno 28] No space left on device" in said
+    assert "tracker tensorboard stopped: OSError: [Errno 28] No space left on device" in said
     assert "Traceback" not in said
 
 

@@ -140,7 +140,7 @@ def test_a_tracker_that_blocks_holds_nothing_up(
     done = track(type("Stuck", (listener,), {hook: lambda *_: release.wait()}), tmp_path / "run")
     assert same_bytes(done.path, untracked)
     said = capsys.readouterr().err
-    assert said.startswith("feda2l: Stuck no longer tracks: ")
+    assert said.startswith("feda2l: tracker Stuck stopped: ")
     assert said.count("\n") == 1
     release.set()
 
@@ -151,7 +151,7 @@ def test_a_tracker_that_is_too_slow_is_dropped(
     monkeypatch.setattr(observers, "BACKLOG", 2)
     release = threading.Event()
     track(type("Slow", (listener,), {"begin": lambda *_: release.wait()}), tmp_path / "run", SPEC | {"rounds": 6})
-    assert "Slow no longer tracks: it is 2 rounds behind" in capsys.readouterr().err
+    assert "tracker Slow stopped: it is 2 rounds behind" in capsys.readouterr().err
     release.set()
 
 

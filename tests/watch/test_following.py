@@ -245,7 +245,7 @@ def test_a_damaged_folder_is_named_and_does_not_end_the_view(follower: Follower,
     wrong.write(wrong.spec, spec(5, seed="many"))
     runs = told(follower)
     assert runs["sound"]["words"] == ""
-    assert "line 3 of rounds.jsonl is not that round's" in runs["torn"]["words"]
+    assert "line 3 of rounds.jsonl is invalid" in runs["torn"]["words"]
     assert runs["torn"]["x"] == [1, 2]
     assert runs["wrong"]["words"].startswith("its folder cannot be read: ValueError")
     for folder in (sound, torn, wrong):

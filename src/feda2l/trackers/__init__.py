@@ -1,6 +1,6 @@
 """Trackers send the rounds of a run in progress to TensorBoard, Weights & Biases, MLflow or your own class.
 
-What a run writes to its folder is in `records`.
+Package `records` describes the files that a run writes to its own folder.
 
 >>> sorted(TRACKERS)
 ['mlflow', 'tensorboard', 'wandb']
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TRACKERS", "MakeTracker", "TimedRecord", "TrackedRun", "Tracker", "TrackerLike", "find_tracker"]
 
-# name: the package that it needs, and our class
+# name: (required package, tracker class)
 TRACKERS = {
     "tensorboard": ("tensorboard", "TensorBoardTracker"),
     "wandb": ("wandb", "WandbTracker"),
@@ -32,41 +32,41 @@ TRACKERS = {
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run that a tracker begins to follow, or goes on with."""
+    """A run that a tracker starts or resumes to follow."""
 
     spec: "Spec"  # resolved: every default filled in
     path: Path  # the run folder
-    round: int  # rounds that are done already: above 0 for a resumed run
-    tracker_state: dict[str, Any]  # the tracker's own, for example an id; kept in the run folder from start to start
+    round: int  # number of rounds already completed; above 0 for a resumed run
+    tracker_state: dict[str, Any]  # private state of the tracker, such as an id; saved in the run folder
 
 
 class Tracker(Protocol):
-    """One run's observer. Whatever it raises is said once and it is dropped; the run goes on.
+    """Interface of a tracker of one run. If it raises, one message is printed, the tracker stops and the run continues.
 
-    `memory["round"]` is the last round it was told. A round is told once: what a resumed run computes again is left
-    out, unless `begin` sets `memory["round"]` back.
+    `memory["round"]` is the last round that the tracker received. Each round is sent once: rounds that a resumed run
+    computes again are skipped, unless `begin` lowers `memory["round"]`.
     """
 
     def begin(self, run: TrackedRun) -> None:
-        """Before the first round, also of a resumed run."""
+        """Called before the first round, also when a run resumes."""
 
     def round(self, record: TimedRecord) -> None:
-        """After a round: its line of `rounds.jsonl`, and the `seconds` it took; see `feda2l.trackers.figures`."""
+        """Called after a round with its line of `rounds.jsonl` plus its `seconds`; see `feda2l.trackers.figures`."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """After the last round: `summary.json`, or `{"status": "stopped"}` when the run can go on later."""
+        """Called after the last round with `summary.json`, or with `{"status": "stopped"}` if the run can resume."""
 
 
-MakeTracker = Callable[[], Tracker]  # called once a run: a class will do
+MakeTracker = Callable[[], Tracker]  # called once per run, for example a class
 TrackerLike = str | MakeTracker
 
 
 def find_tracker(wanted: TrackerLike) -> tuple[str, MakeTracker]:
-    """A tracker's name and class, from its name; your own class is named as it is."""
+    """Return the name and the class of a tracker, given its name or your own class."""
     if not isinstance(wanted, str):
         return getattr(wanted, "__name__", type(wanted).__name__), wanted
     package, kind = look_up(wanted, TRACKERS, "tracker")
     if find_spec(package) is None:
-        raise FedA2LError(f"--track {wanted} needs {package}: pip install 'feda2l[{wanted}]'", see="missing-extra")
+        raise FedA2LError(f"--track {wanted} needs {package}; run pip install 'feda2l[{wanted}]'", see="missing-extra")
     make: MakeTracker = getattr(import_module(f"feda2l.trackers.{wanted}"), kind)
     return wanted, make

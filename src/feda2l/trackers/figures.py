@@ -1,4 +1,4 @@
-"""A round in single numbers, as trackers show them: name -> value."""
+"""Reduce a round to single numbers for trackers: name -> value."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
@@ -9,9 +9,9 @@ WORST: Mapping[Metric, Callable[[Iterable[float]], float]] = {"accuracy": min, "
 
 
 def figures(record: RoundRecord) -> dict[str, float]:
-    """The means over nodes, the worst node's score, and each layer's rate and signals.
+    """Return the means over nodes, the score of the worst node, and each layer's learning rate and signals.
 
-    A node that was away has none, and what was not measured is left out.
+    Absent nodes and values that were not measured are left out.
 
     >>> nodes = {"accuracy": [0.75, None, 0.25]}
     >>> layers = {"name": ["fc"], "rate": [[0.1], [None], [0.3]]}
@@ -31,7 +31,7 @@ def figures(record: RoundRecord) -> dict[str, float]:
 
 
 def outcome(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a whole run came to in single values: its status, the final and best score, rounds to the target."""
+    """Return the result of a run as single values: status, final and best score, rounds to the target."""
     metric = summary.get("metric", "")
     found = {f"{key}_{metric}": value for key, value in summary.get(metric, {}).items() if _is_number(value)}
     if (target := summary.get("target")) and target["round"] is not None:

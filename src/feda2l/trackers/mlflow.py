@@ -1,4 +1,4 @@
-"""MLflow: the server of MLFLOW_TRACKING_URI, else `mlflow.db` in the current folder, for `mlflow ui`."""
+"""Tracker for MLflow. It writes to MLFLOW_TRACKING_URI, or by default to `mlflow.db` in the current folder."""
 
 import logging
 import os
@@ -9,14 +9,14 @@ from typing import Any
 from feda2l.trackers import TimedRecord, TrackedRun
 from feda2l.trackers.figures import figures, outcome
 
-PARAMETERS = 100  # MLflow takes no more at once
+PARAMETERS = 100  # MLflow accepts at most this many per call
 ENDED = {"finished": "FINISHED", "non_finite": "FAILED", "stopped": "KILLED"}
-# its client tries a server that does not answer for many minutes
+# by default the client retries for many minutes if a server does not answer
 HASTE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 class MlflowTracker:
-    """An MLflow run a run, in the experiment of MLFLOW_EXPERIMENT_NAME (else feda2l). A resumed run goes on in it."""
+    """One MLflow run per run, in the experiment MLFLOW_EXPERIMENT_NAME (default: feda2l), also after a resume."""
 
     def begin(self, run: TrackedRun) -> None:
         for name, value in HASTE.items():
@@ -24,7 +24,7 @@ class MlflowTracker:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every new table
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs every new table
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db"))
         if (known := run.tracker_state.get("id")) is not None:
             self.id = known
@@ -43,23 +43,23 @@ class MlflowTracker:
         self.client.log_batch(self.id, metrics=metrics)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        found = outcome(summary)
-        status = found.pop("status")
-        for key, value in found.items():
+        results = outcome(summary)
+        status = results.pop("status")
+        for key, value in results.items():
             self.client.log_metric(self.id, key, value)
         self.client.set_terminated(self.id, ENDED[status])
 
     def _new_run(self, name: str) -> str:
-        wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", "feda2l")
-        there = self.client.get_experiment_by_name(wanted)
-        experiment = there.experiment_id if there else self.client.create_experiment(wanted)
+        title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "feda2l")
+        existing = self.client.get_experiment_by_name(title)
+        experiment = existing.experiment_id if existing else self.client.create_experiment(title)
         identity: str = self.client.create_run(experiment, run_name=name).info.run_id
         return identity
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys as in `--set`: section.key."""
-    found: dict[str, Any] = {}
+    """Flatten a spec to keys as in `--set`: section.key."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
-    return found
+        flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat

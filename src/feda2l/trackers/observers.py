@@ -1,4 +1,4 @@
-"""Trackers at work beside a run, each kind in a thread of its own, so that none can hurt or hold up the run."""
+"""Run each kind of tracker in its own thread, so that a tracker can neither break nor delay the run."""
 
 import json
 import os
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from feda2l.records.run_folder import RunFolder
     from feda2l.spec.spec import Spec
 
-PATIENCE = 60.0  # seconds that a single call may take, and all that is left to tell when the runs are over
-BACKLOG = 10_000  # rounds that a tracker may be behind
+PATIENCE = 60.0  # seconds allowed for a single call, and for all remaining calls after the runs have ended
+BACKLOG = 10_000  # maximum number of rounds that a tracker may be behind
 
 
 class Observers:
-    """The trackers of a process, told of every run; without any, nothing happens."""
+    """All trackers of a process. Each tracker receives every run."""
 
     def __init__(self, trackers: Sequence[TrackerLike] = (), say: Callable[[str], None] | None = None) -> None:
         self.observers = [Observer(*find_tracker(wanted), say or _say) for wanted in trackers]
@@ -50,7 +50,7 @@ class Observers:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """No tracker is in the middle of a call: the moment to fork, for a lock that is held then is held forever."""
+        """Context in which no tracker is inside a call. Fork only here: a lock that is held at a fork stays locked."""
         with ExitStack() as stack:
             for observer in self.observers:
                 if observer.calling.acquire(timeout=0 if observer.dropped else PATIENCE):
@@ -59,19 +59,19 @@ class Observers:
 
 
 class Observer:
-    """One kind of tracker, with an instance a run. The run only puts down what to tell; the thread does it."""
+    """One kind of tracker, with one instance per run. The run only queues calls; a thread executes them."""
 
     def __init__(self, name: str, make: MakeTracker, say: Callable[[str], None]) -> None:
         self.name, self.make, self.say = name, make, say
-        self.followed: dict[RunFolder, tuple[Tracker, TrackedRun]] = {}  # the thread's own
+        self.followed: dict[RunFolder, tuple[Tracker, TrackedRun]] = {}  # used by the thread only
         self.waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(BACKLOG)
         self.calling = threading.Lock()  # held by the thread during a call
-        self.since: float | None = None  # when the call that goes on began
-        self.failure = ""  # why the thread gave up
+        self.since: float | None = None  # start time of the call in progress
+        self.failure = ""  # why the thread stopped
         self.dropped = False
         self.thread: threading.Thread | None = None
 
-    # --- the run's side: never waits ---------------------------------------------------------------------------
+    # --- called by the run: never waits ------------------------------------------------------------------------
 
     def tell(self, call: Callable[[], None] | None) -> None:
         if self.dropped:
@@ -80,7 +80,7 @@ class Observer:
         if self.failure:
             self._drop(self.failure)
         elif since is not None and time.monotonic() - since > PATIENCE:
-            self._drop(f"it has not answered for {PATIENCE:.0f} seconds")
+            self._drop(f"no response for {PATIENCE:.0f} seconds")
         else:
             try:
                 self.waiting.put_nowait(call)
@@ -91,14 +91,14 @@ class Observer:
             self.thread.start()
 
     def close(self) -> None:
-        """Let the tracker come to its end, but not for long."""
+        """Wait until the tracker has processed its queue, for at most `PATIENCE` seconds."""
         if self.thread is None:
             return
         self.tell(None)
         if not self.dropped:
             self.thread.join(PATIENCE)
             if self.thread.is_alive():
-                self._drop(f"the runs are over, and {PATIENCE:.0f} seconds later it is not")
+                self._drop(f"it did not finish within {PATIENCE:.0f} seconds after the runs")
             elif self.failure:
                 self._drop(self.failure)
 
@@ -106,7 +106,7 @@ class Observer:
         self.dropped = True
         self.say(f"{self.name} no longer tracks: {why}; the run continues without it. See: feda2l explain tracker")
 
-    # --- the thread's side -------------------------------------------------------------------------------------
+    # --- called by the thread ----------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while (call := self.waiting.get()) is not None and not self.dropped:
@@ -114,14 +114,14 @@ class Observer:
                 self.since = time.monotonic()
                 try:
                     call()
-                except BaseException as error:  # of a library or a user's class: it may raise anything
+                except BaseException as error:  # a library or a user's class may raise anything
                     words = str(error).strip().splitlines()
                     self.failure = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
                     return
                 self.since = None
 
     def begin(self, spec: "Spec", folder: "RunFolder", round: int) -> None:
-        """Begin, and tell the rounds that were done before anyone tracked them."""
+        """Start to track a run, and send the rounds that were completed before the tracker was added."""
         run = TrackedRun(spec, folder.path, round, self._read(folder))
         tracker = self.make()
         tracker.begin(run)
@@ -139,7 +139,7 @@ class Observer:
             self._keep(folder, run.tracker_state)
 
     def end(self, folder: "RunFolder", summary: Mapping[str, Any]) -> None:
-        if folder in self.followed:  # a pack that failed in its last steps has ended some already
+        if folder in self.followed:  # a pack that failed during its end may have ended some runs already
             tracker, run = self.followed.pop(folder)
             tracker.end(summary)
             self._keep(folder, run.tracker_state)
@@ -147,7 +147,7 @@ class Observer:
     def _read(self, folder: "RunFolder") -> dict[str, Any]:
         try:
             tracker_state: dict[str, Any] = json.loads(folder.tracker(self.name).read_bytes())
-        except (OSError, ValueError):  # none yet
+        except (OSError, ValueError):  # no file yet
             return {}
         return tracker_state
 
@@ -159,7 +159,7 @@ class Observer:
 
 
 def timed(record: RoundRecord, timing: RoundTimings) -> TimedRecord:
-    """A round's record with the seconds it took."""
+    """Return a round's record with its duration in seconds."""
     return {**record, "seconds": total_seconds(timing)}
 
 

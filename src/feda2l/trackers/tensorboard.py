@@ -1,4 +1,4 @@
-"""TensorBoard: events in `RUN/tensorboard`. `tensorboard --logdir runs` shows every run below a folder."""
+"""Tracker for TensorBoard. It writes `RUN/tensorboard`; `tensorboard --logdir runs` shows all runs below a folder."""
 
 import time
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardTracker:
-    """Steps are rounds. A resumed run takes the steps back that it computes again."""
+    """Logs rounds as steps. A resumed run replaces the steps that it computes again."""
 
     def begin(self, run: TrackedRun) -> None:
         run.tracker_state["round"] = min(run.tracker_state.get("round", 0), run.round)
@@ -29,7 +29,7 @@ class TensorBoardTracker:
 
 
 class EventFile:
-    """TensorBoard's own format, written at once: whoever writes learns of a full disk, and not a thread of its own."""
+    """Writer of TensorBoard's event format. Without a background thread, so that a full disk raises here."""
 
     def __init__(self, folder: Path, first: int = 1) -> None:
         self.demand()
@@ -38,7 +38,7 @@ class EventFile:
 
         self.protos = event_pb2, summary_pb2, tensor_pb2, types_pb2
         folder.mkdir(parents=True, exist_ok=True)
-        # files are read in the order of their names; one that begins at a step replaces all from there on
+        # TensorBoard reads files in the order of their names; a file replaces all earlier steps from its first step on
         self.file = open(folder / f"events.out.tfevents.{first:010d}.feda2l", "wb")  # noqa: SIM115
         self.writer = RecordWriter(self.file)
         self._write(event_pb2.Event(file_version="brain.Event:2"))
@@ -50,13 +50,13 @@ class EventFile:
         try:
             import tensorboard.summary.writer.record_writer  # noqa: F401
         except ImportError as error:
-            why = "TensorBoard's events need tensorboard: pip install 'feda2l[tensorboard]'"
+            why = "writing TensorBoard events needs tensorboard; run pip install 'feda2l[tensorboard]'"
             raise FedA2LError(why, see="missing-extra") from error
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         event_pb2, summary_pb2, _, _ = self.protos
-        found = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._write(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=found)))
+        entries = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=entries)))
 
     def text(self, tag: str, text: str) -> None:
         event_pb2, summary_pb2, tensor_pb2, types_pb2 = self.protos

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline unless WANDB_MODE says otherwise: files in `RUN/wandb`, for `wandb sync`."""
+"""Tracker for Weights & Biases. By default (WANDB_MODE unset) it is offline: files in `RUN/wandb` for `wandb sync`."""
 
 import os
 import secrets
@@ -10,11 +10,11 @@ from feda2l.trackers.figures import figures, outcome
 
 
 class WandbTracker:
-    """A W&B run a run; WANDB_PROJECT and the library's other variables hold.
+    """One W&B run per run. WANDB_PROJECT and the other environment variables of wandb apply.
 
-    A resumed run goes on under the id of the first one: offline that is a second folder beside it, and
-    `wandb sync --append` joins them. W&B's process writes in blocks, so a killed run has lost its last rounds there:
-    those since its checkpoint are told again.
+    A resumed run continues under the same id. Offline that is a second folder, and `wandb sync --append` joins the
+    two. W&B's process writes in blocks, so a killed run loses its last rounds there. The rounds after the checkpoint
+    are therefore sent again.
     """
 
     def begin(self, run: TrackedRun) -> None:
@@ -34,8 +34,8 @@ class WandbTracker:
             id=identity,
             mode=mode,
             resume="allow" if mode == "online" else None,
-            reinit="create_new",  # packed runs are tracked side by side
-            # what the run prints, its code and its machine are not ours to send
+            reinit="create_new",  # packed runs are tracked at the same time
+            # do not upload the console output, the code or facts about the machine
             settings=wandb.Settings(
                 console="off", silent=True, save_code=False, disable_git=True, x_disable_stats=True, x_disable_meta=True
             ),
@@ -45,7 +45,7 @@ class WandbTracker:
         self.run.log(figures(record), step=record["round"], commit=True)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        found = outcome(summary)
-        self.run.summary.update(found)
-        self.run.finish(exit_code=int(found["status"] == "non_finite"))
+        results = outcome(summary)
+        self.run.summary.update(results)
+        self.run.finish(exit_code=int(results["status"] == "non_finite"))
         self.tracker_state["open"] = False

@@ -1,1 +1,1 @@
-"""The live page of runs in progress: it reads their folders and serves the page. It never writes to a run."""
+"""The live page of runs in progress. It reads run folders, serves the page, and never writes to a run folder."""

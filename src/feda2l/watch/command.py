@@ -50,6 +50,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise FedA2LError(
-            f"--port {port}: cannot be used ({why}); choose another, or leave --port out for a free one",
+            f"--port {port}: cannot be used ({why}); choose another port, or omit --port to use a free one",
             see="port-in-use",
         ) from error

@@ -1,4 +1,4 @@
-"""Everything below a folder that a page is told: which runs there are, and what is new of each."""
+"""Follow all runs below a folder: which runs exist, and what is new in each."""
 
 import json
 import threading
@@ -14,37 +14,40 @@ DAMAGE = (ArithmeticError, AttributeError, FedA2LError, LookupError, OSError, Ty
 
 
 class Follower:
-    """A reader remembers the version it has seen and asks for what came `since`. Any thread may ask and look."""
+    """The state of all runs, with a version number. A reader asks for everything new `since` the version it has.
+
+    All methods are thread-safe.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.version = 0
-        self.closed = False  # a long look ends early
-        self._reading = threading.Lock()  # a thread whose page was closed may still be at it
+        self.closed = False  # True ends a long `look` early
+        self._reading = threading.Lock()  # the thread of a closed page may still be reading
         self._folders = Folders(self.folder)
         self._runs: dict[Path, WatchedRun] = {}
-        self._told: dict[str, tuple[int, str]] = {}  # by run: the version in which it changed, and its JSON
-        self._ids = 0  # the version in which a run came or went
+        self._told: dict[str, tuple[int, str]] = {}  # run id -> (version of its last change, its JSON)
+        self._ids = 0  # version in which a run was last added or removed
 
     def look(self) -> bool:
-        """Bring everything up to date; has anything changed?"""
+        """Read all changed files. Return True if anything changed."""
         with self._reading:
             return self._look()
 
     def since(self, version: int) -> str:
-        """What is new, as JSON: the runs that changed, and all ids where a run came or went."""
+        """Return the news as JSON: the runs that changed, and all ids if a run was added or removed."""
         runs = ",".join(text for changed, text in self._told.values() if changed > version)
         ids = json.dumps(list(self._told) if self._ids > version else None)
-        note = f"Only the first {MOST:,} folders are followed." if self._folders.too_many else ""
+        note = f"Only the first {MOST:,} folders are shown." if self._folders.too_many else ""
         name = self.folder.name or str(self.folder)
         return f'{{"folder":{json.dumps(name)},"note":{json.dumps(note)},"ids":{ids},"runs":[{runs}]}}'
 
     def changed(self, id: str) -> int:
-        """The version in which a run changed; -1 of one that is not there."""
+        """Return the version in which a run last changed, or -1 if there is no such run."""
         return self._told.get(id, (-1, ""))[0]
 
     def detail(self, id: str) -> str:
-        """What is shown of one run alone, as JSON."""
+        """Return the details of one run as JSON."""
         run = next((run for run in self._runs.values() if run.id == id), None)
         with self._reading:
             try:
@@ -67,11 +70,11 @@ class Follower:
             self._ids = version
         self._told = told
         if version in (self._ids, *(changed for changed, _ in told.values())):
-            self.version = version  # last: whoever sees it finds the rest in place
+            self.version = version  # set last, so that a reader that sees it also sees the new data
         return self.version == version
 
     def _texts(self) -> dict[str, str]:
-        """What is to be told of every run, as JSON by id."""
+        """Return the JSON of every run, by id."""
         texts, locked = {}, locked_folders()
         for run in self._runs.values():
             if self.closed:
@@ -79,7 +82,7 @@ class Follower:
             try:
                 changed = run.look(locked) or run.id not in self._told
                 texts[run.id] = _json(run.told()) if changed else self._told[run.id][1]
-            except DAMAGE as error:  # what others wrote into a folder must not end the view of the rest
+            except DAMAGE as error:  # damaged files in one folder must not stop the page for the others
                 texts[run.id] = _json(unreadable(run, error))
         for planned in self._folders.planned:
             id = self._id(planned.path)

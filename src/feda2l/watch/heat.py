@@ -1,4 +1,4 @@
-"""The heat maps of a run that is going on, as the report packs them."""
+"""The heat maps of a run in progress, in the format of the report page."""
 
 import math
 
@@ -9,9 +9,9 @@ from feda2l.watch.incoming_records import SIGNALS, Rounds
 
 
 def heat_of_rounds(rounds: Rounds) -> dict[str, object] | str:
-    """Rate, sigma and zeta as [nodes, layers, bins of rounds], or why not."""
+    """Return learning rate, divergence and stability as [nodes, layers, bins of rounds], or a reason why not."""
     if not rounds.layers:
-        return "no round is done yet"
+        return "no round is complete yet"
     signals = [rounds.signals_at(at, len(rounds.layers)) for at in range(len(rounds))]
     values = np.stack(signals, axis=-1).astype(float)  # [signal, node, layer, round]
     length = values.shape[-1]

@@ -1,4 +1,4 @@
-"""A run's rounds as its files grow: what the page draws of them, and no more."""
+"""Read the rounds of a run while its files grow. Only the values that the page draws are kept."""
 
 import json
 from collections import deque
@@ -14,13 +14,13 @@ from feda2l.records.round_timings import RoundTimings, total_seconds
 from feda2l.records.run_folder import RunFolder
 
 SIGNALS: tuple[LayerColumn, ...] = ("rate", "divergence", "stability")
-CELLS = 2000  # nodes x layers of a round that are kept for the heat maps
-PACE = 10  # rounds over which the time of one is averaged
+CELLS = 2000  # maximum nodes x layers per round that are kept for the heat maps
+PACE = 10  # number of rounds over which the time per round is averaged
 Signals = NDArray[np.float32]
 
 
 class Rounds:
-    """Columns over rounds: entry r is round r + 1, NaN where nothing was measured."""
+    """Columns over rounds. Entry r belongs to round r + 1 and is NaN if nothing was measured."""
 
     def __init__(self) -> None:
         self.metric: Metric | Literal[""] = ""
@@ -28,11 +28,11 @@ class Rounds:
         self.loss: list[float] = []
         self.distance: list[float] = []
         self.sent: list[float] = []
-        self.nodes: list[float] = []  # every node's score when it was last measured
-        self.received: int | None = None  # by a node of a network, in its last round
-        self.count = 0  # of nodes
+        self.nodes: list[float] = []  # last measured score of each node
+        self.received: int | None = None  # messages that a real node received in its last round
+        self.count = 0  # number of nodes
         self.layers: list[str] = []
-        self.signals: list[Signals | None] = []  # [signal, node, layer] of every round; None for one that a peer missed
+        self.signals: list[Signals | None] = []  # per round [signal, node, layer]; None if a node missed it
 
     def __len__(self) -> int:
         return len(self.score)
@@ -52,39 +52,39 @@ class Rounds:
         self.signals.append(_signals(record))
 
     def signals_at(self, round: int, layers: int) -> Signals:
-        """The signals of a round, counted from 0; NaN where a peer missed it or has not reached it."""
-        found = self.signals[round] if round < len(self) else None
-        return np.full((len(SIGNALS), 1, layers), np.nan, dtype=np.float32) if found is None else found
+        """Return the signals of a round (counted from 0), or NaN if the node missed it or has not reached it."""
+        signals = self.signals[round] if round < len(self) else None
+        return np.full((len(SIGNALS), 1, layers), np.nan, dtype=np.float32) if signals is None else signals
 
 
 class Arriving:
-    """`rounds.jsonl` and `timings.jsonl` of a run that may be going on."""
+    """Reader of `rounds.jsonl` and `timings.jsonl` of a run that may still be in progress."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.rounds = Rounds()
-        self.damage = ""  # what is wrong with the records, in words
+        self.damage = ""  # describes what is wrong with the records
         self._lines, self._timings = Tail(folder.rounds), Tail(folder.timings)
         self._begun = 0
         self._seconds: deque[float] = deque(maxlen=PACE)
 
     @property
     def pace(self) -> float | None:
-        """Seconds of a round, as of late."""
+        """Mean seconds per round over the last rounds."""
         return sum(self._seconds) / len(self._seconds) if self._seconds else None
 
     def read(self) -> bool:
-        """Take in what is new; is there anything?"""
+        """Read new lines. Return True if there are new rounds."""
         for line in self._timings.read():
             try:
                 timing: RoundTimings = json.loads(line)
                 self._seconds.append(total_seconds(timing))
             except (ValueError, AttributeError, TypeError):
-                continue  # torn by a kill
+                continue  # incomplete line of a killed process
         changed = False
         while lines := self._lines.read():
             changed = True
-            if self._lines.begun != self._begun:  # cut back to a checkpoint, or another run
+            if self._lines.begun != self._begun:  # the file was cut back to a checkpoint, or replaced by another run
                 self.rounds, self.damage, self._begun = Rounds(), "", self._lines.begun
             self._take(lines)
         return changed
@@ -96,14 +96,14 @@ class Arriving:
             try:
                 record = from_line(line)
                 if record["round"] != len(self.rounds) + 1:
-                    raise ValueError(f"it says round {record['round']}")
+                    raise ValueError(f"its round is {record['round']}")
                 self.rounds.add(record)
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-                self.damage = f"line {len(self.rounds) + 1} of {self.folder.rounds.name} is not that round's: {error}"
+                self.damage = f"line {len(self.rounds) + 1} of {self.folder.rounds.name} is invalid: {error}"
 
 
 def joined(nodes: Sequence[Rounds]) -> Rounds:
-    """The rounds of a network's nodes as one run's: of each round the mean over those that are there."""
+    """Combine the rounds of a network's nodes into those of one run: each value is the mean over available nodes."""
     whole = Rounds()
     whole.count = len(nodes)
     whole.metric = next(filter(None, (own.metric for own in nodes)), "")
@@ -112,7 +112,7 @@ def joined(nodes: Sequence[Rounds]) -> Rounds:
     whole.score = _mean([own.score for own in nodes])
     whole.loss = _mean([own.loss for own in nodes])
     whole.sent = np.nansum(_table([own.sent for own in nodes]), axis=0).tolist()
-    whole.distance = [float("nan")] * len(whole.score)  # it needs all models
+    whole.distance = [float("nan")] * len(whole.score)  # the consensus distance needs all models
     count = len(whole.layers)
     shown = nodes[: max(1, CELLS // max(1, count))]
     for at in range(len(whole.score)):
@@ -130,7 +130,7 @@ def _signals(record: RoundRecord) -> Signals | None:
 
 
 def _table(columns: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """One row per node and one column per round, NaN after a node's last round and for what is not finite."""
+    """Return a table with one row per node and one column per round; missing and non-finite values are NaN."""
     table = np.full((len(columns), max(map(len, columns), default=0)), np.nan)
     for row, column in zip(table, columns, strict=True):
         row[: len(column)] = column
@@ -138,12 +138,12 @@ def _table(columns: Sequence[Sequence[float]]) -> NDArray[np.float64]:
 
 
 def _mean(columns: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over nodes of each round; NaN where no node has a value."""
+    """Return the mean over nodes for each round, NaN if no node has a value."""
     table = _table(columns)
     counts = np.isfinite(table).sum(axis=0)
     means = np.divide(np.nansum(table, axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
-    found: list[float] = means.tolist()
-    return found
+    result: list[float] = means.tolist()
+    return result
 
 
 def _number(value: float | None) -> float:

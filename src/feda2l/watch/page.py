@@ -1,10 +1,10 @@
-"""The live page: the report's own look and figures, fed by a stream of events."""
+"""The live page: the layout and figures of the report page, updated by a stream of events."""
 
 from feda2l.report.page import fill, part, plotly
 
 
 def live_page() -> str:
-    """The page's HTML; it holds everything but the data."""
+    """Return the HTML of the page, without the data."""
     return fill(
         part("live.html"),
         style=part("page.css") + part("live.css"),

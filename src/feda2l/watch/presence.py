@@ -1,4 +1,4 @@
-"""Is a process at work in a run folder?"""
+"""Detect whether a process is working in a run folder."""
 
 import time
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 from feda2l.records.folder_locks import LockedFolders, is_locked
 from feda2l.records.run_folder import RunFolder
 
-QUIET = 30.0  # seconds without news after which a process that cannot be seen is taken for gone
-ROUNDS = 5  # or so many of its usual rounds
+QUIET = 30.0  # seconds without a change after which a process without a visible lock counts as gone
+ROUNDS = 5  # the same limit in rounds of usual length; the longer of the two holds
 
 
 class Presence:
-    """Is a process at work in a folder? Told by its lock; where locks cannot be seen, by its files."""
+    """Detects a process in a run folder by its lock, or by changes of its files if locks are not visible."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._seen = False  # its lock, at any time
+        self._seen = False  # True once the lock was seen
 
     def there(self, locked: LockedFolders, pace: float | None) -> bool:
         if is_locked(self.folder.path, locked):
@@ -23,7 +23,7 @@ class Presence:
             return True
         if self._seen:
             return False
-        # another machine's process, or a system that does not tell of locks
+        # a process on another machine, or a system without visible locks
         patience = max(QUIET, ROUNDS * (pace or 0.0))
         files = (self.folder.rounds, self.folder.environment, self.folder.spec)
         return time.time() - max(map(_changed, files)) < patience

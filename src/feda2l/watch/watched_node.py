@@ -1,4 +1,4 @@
-"""A node of a swarm, from its state folder."""
+"""One node of a swarm, read from its state folder."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from feda2l.watch.presence import Presence
 
 
 class WatchedNode:
-    """Its rounds as they arrive, and whether it is there."""
+    """The rounds of a node and whether its process is running."""
 
     def __init__(self, name: str, state: Path) -> None:
         self.name, self.folder = name, RunFolder(state)
@@ -18,7 +18,7 @@ class WatchedNode:
         self.state = "waiting"
 
     def look(self, locked: LockedFolders) -> bool:
-        """Bring it up to date; has anything changed?"""
+        """Read new rounds. Return True if anything changed."""
         before = self.state
         changed = self.arriving.read()
         if self.folder.summary.exists():

@@ -1,4 +1,4 @@
-"""One run as the page shows it, from its folder: read only, and never locked."""
+"""One run as the page shows it. Its folder is only read and never locked."""
 
 import json
 import tomllib
@@ -21,26 +21,26 @@ from feda2l.watch.presence import Presence
 from feda2l.watch.watched_node import WatchedNode
 
 State = Literal["running", "waiting", "stopped", "failed", "non_finite", "finished"]
-Seen = tuple[int, int, int] | None  # a file's inode, size and time of change; None where there is none
+Seen = tuple[int, int, int] | None  # inode, size and modification time of a file; None if it does not exist
 
 
 class WatchedRun:
-    """`look` brings it up to date; `told` is its line and curve, `detail` what is shown of a chosen run."""
+    """One run: `look` reads its files, `told` returns its table row and curve, `detail` the view of a selected run."""
 
     def __init__(self, id: str, path: Path, study: str = "") -> None:
         self.id, self.study, self.folder = id, study, RunFolder(path)
         self.state: State = "waiting"
-        self.words = ""  # why it failed, or what is wrong with its records
+        self.words = ""  # reason of a failure, or a problem with the records
         self.run = FoundRun(path, {}, {}, FolderRecords(path))
-        self.nodes: list[WatchedNode] = []  # of a swarm
-        self.rounds = Rounds()  # as they have arrived; none of a run at its end
+        self.nodes: list[WatchedNode] = []  # nodes of a swarm
+        self.rounds = Rounds()  # rounds read so far; empty for a completed run
         self._presence = Presence(self.folder)
         self._arriving: Arriving | None = None
-        self._curve: Curve | None = None  # once it is at its end
+        self._curve: Curve | None = None  # set when the run is complete
         self._files: dict[str, Seen] = {}
 
     def look(self, locked: LockedFolders) -> bool:
-        """Has anything changed since the last look?"""
+        """Read changed files. Return True if anything changed since the last call."""
         before = self.state, self.words
         changed = self._read_files()
         if changed or not self.run.summary:
@@ -57,7 +57,7 @@ class WatchedRun:
 
     @property
     def done(self) -> int:
-        """How many rounds."""
+        """Number of completed rounds."""
         return int(self.run.summary["rounds"]) if self.run.summary else len(self.rounds)
 
     def told(self) -> dict[str, object]:
@@ -84,18 +84,18 @@ class WatchedRun:
         }
 
     def _loss(self) -> float | None:
-        """The training loss of the last round."""
+        """Return the training loss of the last round."""
         losses = self.rounds.loss[-1:] or [self.run.summary.get("final", {}).get("train_loss") or float("nan")]
         return numbers(losses)[0]
 
     def _left(self) -> float | None:
-        """Seconds to the end at the present pace; None unless the run goes on."""
+        """Return the estimated seconds until the end, or None if the run is not running."""
         every = [node.arriving for node in self.nodes] or ([self._arriving] if self._arriving else [])
         pace = max((arriving.pace or 0.0 for arriving in every), default=0.0)
         return pace * (self.run.rounds - self.done) if pace and self.state == "running" else None
 
     def _curves(self) -> dict[str, object]:
-        """Score and distance over rounds, thinned, and all bytes sent."""
+        """Return score and consensus distance over rounds, thinned, and the total bytes sent."""
         rounds, curve = self.rounds, self._curve
         score = np.array(rounds.score) if curve is None else curve.score
         distance = np.array(rounds.distance) if curve is None else curve.disagreement
@@ -115,7 +115,7 @@ class WatchedRun:
             "id": self.id,
             "heat": heat_of(self.run) if self.run.summary else heat_of_rounds(rounds),
             "nodes": numbers(rounds.nodes if curve is None else curve.last),
-            "edges": edges_of(self.run) if self.run.spec else "the run has no spec yet",
+            "edges": edges_of(self.run) if self.run.spec else "the run folder has no spec yet",
             "spec": self._text("spec"),
             "environment": self._text("environment"),
         }
@@ -127,7 +127,7 @@ class WatchedRun:
             return f"{TEXTS[name]} is not there"
 
     def _read_files(self) -> bool:
-        """What is small and seldom written: read again when it has changed."""
+        """Read the small files again if one of them has changed. Return True if so."""
         folder = self.folder
         nodes = folder.path / "nodes"
         files = (folder.spec, folder.summary, folder.environment, folder.path / "error.json", nodes / "spec.toml")
@@ -139,7 +139,7 @@ class WatchedRun:
         self.run = FoundRun(folder.path, _toml(folder.spec), _finished(folder.summary), records)
         self.words, self._curve = "", None
         own = [config.parent for config in nodes.glob("*/node.toml")] if (nodes / "spec.toml").exists() else []
-        own.sort(key=lambda path: (len(path.name), path.name))  # n2 before n10
+        own.sort(key=lambda path: (len(path.name), path.name))  # sorts n2 before n10
         if [path.name for path in own] != [node.name for node in self.nodes]:
             self.nodes = [WatchedNode(path.name, path / "state") for path in own]
         if self.run.summary:
@@ -150,13 +150,13 @@ class WatchedRun:
         notes = Notes()
         self._curve = read_curves([self.run], notes).get(self.folder.path)
         where = self.run.summary.get("non_finite") or {}
-        told = [f"round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"] * bool(where)
-        self.words = "; ".join(told if self._curve else [*told, *notes.reasons])
+        place = [f"round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"] * bool(where)
+        self.words = "; ".join(place if self._curve else [*place, *notes.reasons])
 
     def _read_rounds(self, locked: LockedFolders) -> bool:
         if self._arriving is None:
             self._arriving = Arriving(self.folder)
-        # while a swarm runs, the rounds are with its nodes
+        # while a swarm runs, its rounds are in the folders of its nodes
         changed = False if self.nodes else self._arriving.read()
         error = _error(self.folder.path)
         working = any(node.state == "running" for node in self.nodes)
@@ -194,17 +194,17 @@ def watched(id: str, path: Path, study: str) -> WatchedRun:
 
 
 def waiting(id: str, study: str, seed: int) -> dict[str, object]:
-    """A run of a study that has not begun."""
+    """Return the table row of a planned run of a study that has not started."""
     return {**_blank(id), "setting": study, "method": _method(id, seed), "seed": seed, "state": "waiting"}
 
 
 def unreadable(run: WatchedRun, error: Exception) -> dict[str, object]:
-    """A run whose files are not what they should be."""
+    """Return the table row of a run with damaged files."""
     return {**_blank(run.id), "state": "failed", "words": f"its folder cannot be read: {type(error).__name__}: {error}"}
 
 
 def _method(name: str, seed: int) -> str:
-    """What the seeds of one setting have in common: the cell of a study, or a name without its number."""
+    """Return the name that all seeds of a setting share: the cell of a study, or a name without its seed."""
     return name.removesuffix(f"/seed-{seed}").removesuffix(f"-{seed}")
 
 
@@ -216,23 +216,23 @@ def _blank(id: str) -> dict[str, object]:
 
 
 def _thinned(values: Floats) -> Any:
-    """Where something was measured: each place, or every second, every fourth ... and the last; at most about `POINTS`.
+    """Return the indices of finite values, thinned to every 2^k-th and the last: at most about `POINTS` indices.
 
-    As the curve grows, the points that stay do not move.
+    The remaining points keep their places while the curve grows.
     """
-    there = np.flatnonzero(np.isfinite(values))
+    finite = np.flatnonzero(np.isfinite(values))
     step = 1
-    while len(there) > POINTS * step:
+    while len(finite) > POINTS * step:
         step *= 2
-    return there if step == 1 else np.union1d(there[step - 1 :: step], there[-1:])
+    return finite if step == 1 else np.union1d(finite[step - 1 :: step], finite[-1:])
 
 
 def _seen(path: Path) -> Seen:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _finished(path: Path) -> dict[str, Any]:
-    """The summary of a run that is at its end; nothing of one that is damaged."""
+    """Return the summary of a completed run, or an empty dict if the file is missing or damaged."""
     try:
         summary = summary_of(path.read_text(encoding="utf-8"))
         return summary if summary["status"] in ENDED and int(summary["rounds"]) >= 0 else {}
@@ -252,7 +252,7 @@ def _finished(path: Path) -> dict[str, Any]:
 
 
 def _error(path: Path) -> str:
-    """Why a study's run failed; nothing where it did not."""
+    """Return the error of a failed run of a study, or an empty string."""
     try:
         return str(json.loads((path / "error.json").read_bytes())["error"])
     except (OSError, ValueError, KeyError, TypeError):
