@@ -40,7 +40,7 @@ EXCHANGE = {"exchange": partial(exchange_work, nodes=3, model="mlp", rounds=1)}
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Loops of several threads crawl where other tests want the same cores."""
+    """Use one thread, because multi-threaded loops are slow while other tests use the same cores."""
     with one_thread():
         yield
 

@@ -1,4 +1,4 @@
-"""Measurements of the engines' speed beside a plain loop; `feda2l bench` prints them. Nothing here is part of a run."""
+"""Benchmarks of the engines against a plain PyTorch loop, printed by `feda2l bench`. Runs do not use this package."""
 
 from feda2l.bench.compare import bench
 

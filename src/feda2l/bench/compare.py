@@ -1,4 +1,4 @@
-"""`feda2l bench`: every work in turn, a line each."""
+"""`feda2l bench`: run every benchmark and print one line for each."""
 
 import json
 import os
@@ -16,21 +16,29 @@ from feda2l.runs.device import cpu_has_bf16, why_no_gpu
 from feda2l.runs.environment import environment
 from feda2l.worker_pool import default_processes
 
-BUSY = 0.5  # load average from which on the figures are not to be trusted
+BUSY = 0.5  # load average above which the results are not reliable
 
 
 def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
-    """Measure (only some) works on this machine and print a line for each: its name first, its figure last."""
+    """Run the benchmarks on this machine and print one line for each: its name first, its result last.
+
+    Args:
+        only: Names of the benchmarks to run; empty runs all default ones.
+        json_file: File that gets the result of every repetition.
+    """
     half = works.HALF_WORKS if cpu_has_bf16() else {}
     known = works.WORKS | half | report_works() | exchange_works() | (_gpu_works() if not why_no_gpu() else {})
     chosen = {name: look_up(name, known, "--only") for name in only or known}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     facts = environment(threads_of_plain=torch.get_num_threads(), workers_of_ours=default_processes(), load=load)
     if load is not None and load > BUSY:
-        works.note(f"other programs keep {load:.1f} cores busy: loops of several threads crawl then, which flatters us")
+        works.note(
+            f"other programs use {load:.1f} cores; this slows the plain loop with several threads most, so the "
+            "ratios are too high"
+        )
     print(
-        f"{facts['processor']}, {facts['cores']} cores, torch {facts['packages']['torch']}; the plain loop with "
-        f"{facts['threads_of_plain']} threads, ours with {facts['workers_of_ours']} workers of one thread; "
+        f"{facts['processor']}, {facts['cores']} cores, torch {facts['packages']['torch']}; plain loop: "
+        f"{facts['threads_of_plain']} threads; ours: {facts['workers_of_ours']} workers with one thread each; "
         "medians (lowest to highest)",
         flush=True,
     )
@@ -52,7 +60,7 @@ def _write(file: Path, values: dict[str, Any]) -> None:
 
 
 def report_works() -> dict[str, Callable[[], works.Result]]:
-    """The report over a large study; where there is no polars there are no reports."""
+    """Return the report benchmark, or nothing if polars is not installed."""
     try:
         from feda2l.bench.report_work import REPORT_WORKS
     except ImportError:
@@ -61,7 +69,7 @@ def report_works() -> dict[str, Callable[[], works.Result]]:
 
 
 def exchange_works() -> dict[str, Callable[[], works.Result]]:
-    """An exchange between real nodes; where the extra `peers` is not installed there are none."""
+    """Return the exchange benchmark, or nothing if the extra `peers` is not installed."""
     try:
         from feda2l.bench.exchange_work import EXCHANGE_WORKS
     except ImportError:

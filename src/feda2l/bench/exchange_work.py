@@ -1,4 +1,4 @@
-"""How long an exchange between real processes takes, beside one over bare zenoh in the same processes."""
+"""Benchmark of an exchange between real processes against plain zenoh in the same processes."""
 
 import json
 import multiprocessing
@@ -31,32 +31,32 @@ from feda2l.wire.certificates import issue, make_authority
 from feda2l.wire.payload import pack
 from feda2l.wire.zenoh_settings import Tls
 
-WAIT = 60.0  # seconds until something is wrong
-# what it would learn does not matter here
+WAIT = 60.0  # timeout in seconds
+# any spec serves, since the nodes do not train
 SPEC = 'name = "bench"\n[data]\nnodes = {nodes}\nalpha = 10.0\n[model]\nname = "{model}"\n'
 
 
 @dataclass(frozen=True)
 class BenchProcess:
-    """Where a process of the measurement stands: picklable, it travels to the process."""
+    """The position of a process in the benchmark. It is pickled and sent to the process."""
 
     name: str
     listen: str
-    bare: str  # where it listens for the other side of the comparison
+    bare: str  # the address at which it listens for plain zenoh
     neighbours: Mapping[str, str]
     bare_neighbours: Mapping[str, str]
     tls: Tls
 
 
 class Exchanger(NamedTuple):
-    """One side of the comparison in one process: the exchange of a round, and how to leave."""
+    """One side of the comparison in one process: the exchange of a round, and a function to close it."""
 
     exchange: Callable[[int], None]
     close: Callable[[], None]
 
 
 def ours(place: BenchProcess) -> Exchanger:
-    """A node's own exchange: pack, hash, sign, answer, ask in turn, check, add to the mean; it does not train."""
+    """FedA2L's exchange without training: pack, hash, sign, answer, request in turn, check, add to the mean."""
     folder = place.tls.ca.parent
     neighbours = [{"name": name, "id": int(name[4:]), "address": address} for name, address in place.neighbours.items()]
     files = {"ca": place.tls.ca, "certificate": place.tls.certificate, "key": place.tls.key}
@@ -77,13 +77,13 @@ def ours(place: BenchProcess) -> Exchanger:
         messenger.begin()
         aggregate(node.live, [0])
         if len(node.exchange.senders) != len(neighbours):
-            raise RuntimeError(f"{place.name}: heard {node.exchange.senders} only")
+            raise RuntimeError(f"{place.name}: received messages from {node.exchange.senders} only")
 
     return Exchanger(exchange, messenger.close)
 
 
 def bare(place: BenchProcess, row: dict[str, Tensor]) -> Exchanger:
-    """Plain zenoh with mutual TLS: a queryable that answers with ready bytes, two gets in turn, one copy out of it."""
+    """Plain zenoh with mutual TLS: a queryable that returns prepared bytes, two gets in turn, one copy per reply."""
     config = zenoh.Config()
     for key, value in {
         "mode": "peer",
@@ -132,7 +132,7 @@ def bare(place: BenchProcess, row: dict[str, Tensor]) -> Exchanger:
 
 
 def exchange_work(*, nodes: int = 5, model: str = "resnet18", rounds: int = 15) -> Result:
-    """A ring of processes on loopback. Both sides take turns; a round lasts until its slowest node is done."""
+    """Measure a ring of processes on loopback. Both sides take turns; the slowest node determines a round's time."""
     size = sum(4 * parameter.numel() for parameter in _model(model).values())
     with tempfile.TemporaryDirectory(prefix="feda2l-bench-") as folder:
         reports = _reports(ring(nodes, Path(folder), model), model, rounds)
@@ -144,15 +144,15 @@ def exchange_work(*, nodes: int = 5, model: str = "resnet18", rounds: int = 15) 
     cpu = {name: statistics.mean(report[f"{name} cpu"] for report in reports) for name in times}
     return Result(
         what=f"ring of {nodes} processes, {size / 1e6:.1f} MB, mutual TLS",
-        outcome=f"ours {1e3 * medians['ours']:.0f} ms a round, {1e3 * cpu['ours']:.0f} ms CPU a node; bare zenoh "
-        f"{1e3 * medians['bare']:.0f} ms, {1e3 * cpu['bare']:.0f} ms CPU; memory of a node {copies:.2f} models",
+        outcome=f"ours {1e3 * medians['ours']:.0f} ms per round, {1e3 * cpu['ours']:.0f} ms CPU per node; plain zenoh "
+        f"{1e3 * medians['bare']:.0f} ms, {1e3 * cpu['bare']:.0f} ms CPU; memory per node {copies:.2f} models",
         figure=f"{medians['ours'] / medians['bare']:.2f}x",
         numbers={"seconds": times, "cpu_seconds": cpu, "copies": copies, "bytes": size},
     )
 
 
 def _reports(places: Sequence[BenchProcess], model: str, rounds: int) -> list[dict[str, Any]]:
-    """What every process measured; an error in one of them is raised here."""
+    """Start the processes and return their measurements. Raise the error of a process that failed."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(len(places)), context.Queue()
     processes = [
@@ -173,24 +173,26 @@ def _reports(places: Sequence[BenchProcess], model: str, rounds: int) -> list[di
 
 
 def ring(nodes: int, folder: Path, model: str) -> list[BenchProcess]:
-    """Certificates and free addresses for so many nodes in a ring."""
+    """Create certificates and free addresses for a ring of `nodes` nodes."""
     make_authority(folder)
     (folder / "spec.toml").write_text(SPEC.format(nodes=nodes, model=model))
     names = [f"node{number}" for number in range(nodes)]
     for name in names:
         issue(folder, name, hosts=["127.0.0.1"])
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * nodes)]  # all open at once: all different
+    sockets = [
+        socket.create_server(("127.0.0.1", 0)) for _ in range(2 * nodes)
+    ]  # all open at the same time, so all ports differ
     addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
     for one in sockets:
         one.close()
-    own, other = dict(zip(names, addresses, strict=False)), dict(zip(names, addresses[nodes:], strict=True))
+    inbound, other = dict(zip(names, addresses, strict=False)), dict(zip(names, addresses[nodes:], strict=True))
     around = {name: (names[number - 1], names[(number + 1) % nodes]) for number, name in enumerate(names)}
     return [
         BenchProcess(
             name,
-            own[name],
+            inbound[name],
             other[name],
-            {neighbour: own[neighbour] for neighbour in around[name]},
+            {neighbour: inbound[neighbour] for neighbour in around[name]},
             {neighbour: other[neighbour] for neighbour in around[name]},
             Tls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"),
         )
@@ -202,7 +204,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + WAIT
     while not condition():
         if time.monotonic() > until:
-            raise RuntimeError("the neighbours are not there")
+            raise RuntimeError("the neighbours did not connect")
         time.sleep(0.05)
 
 
@@ -220,9 +222,9 @@ def _measure(place: BenchProcess, model: str, rounds: int, barrier: Barrier) -> 
     sides = {"ours": ours(place)}
     barrier.wait(WAIT)
     before = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak memory
     number = 0
-    for _ in range(3):  # memory first: what the bare side leaves behind in the allocator would count as ours
+    for _ in range(3):  # measure memory first: plain zenoh would leave memory in the allocator
         number += 1
         sides["ours"].exchange(number)
         barrier.wait(WAIT)
@@ -237,11 +239,11 @@ def _measure(place: BenchProcess, model: str, rounds: int, barrier: Barrier) -> 
             started, cpu = time.perf_counter(), time.process_time()
             sides[name].exchange(number)
             seconds = time.perf_counter() - started
-            barrier.wait(WAIT)  # answering others costs too
-            if turn:  # the first is warm-up
+            barrier.wait(WAIT)  # the CPU time includes answering the others
+            if turn:  # the first turn is the warm-up
                 report[name].append(seconds)
                 report[f"{name} cpu"] += (time.process_time() - cpu) / rounds
-    barrier.wait(WAIT)  # nobody leaves while others ask
+    barrier.wait(WAIT)  # keep answering until all others are done
     for one in sides.values():
         one.close()
     return report
@@ -252,7 +254,7 @@ def _model(name: str) -> dict[str, Tensor]:
 
 
 def _memory(field: str) -> int:
-    """Bytes, of Linux's account of this process."""
+    """Return a field of /proc/self/status in bytes (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 

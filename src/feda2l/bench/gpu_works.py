@@ -1,4 +1,4 @@
-"""What is measured on a GPU: the engine's best precision against the plain loop in fp32, from one run."""
+"""Benchmarks on a GPU: the engine in its fastest precision against the plain loop in fp32, measured in one run."""
 
 import statistics
 import time
@@ -27,8 +27,8 @@ from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
 
 NODES, EACH = 10, 5000
-PLAIN_NODES = 2  # the plain loop goes node by node, so two tell what ten would take
-BYTES = 26  # a step moves for a parameter: p, m, g read and p, m, copy written; the copy read twice, g written
+PLAIN_NODES = 2  # the plain loop trains nodes one by one, so its speed does not depend on their number
+BYTES = 26  # memory traffic per parameter and step: read p, m, g; write p, m, copy; read copy twice; write g
 
 
 def race(
@@ -40,7 +40,7 @@ def race(
     rounds: int = 3,
     data: Callable[[int, int], Dataset] = pictures,
 ) -> Result:
-    """Training of one round, or of several runs packed; beside it what operations and bytes alone would take."""
+    """Measure the training of one round, also of several packed runs, and compute a lower bound of its time."""
     images = data(NODES, each)
     plain_spec = {"data": {"nodes": NODES}, "model": {"name": model}, "training": {"batch_size": batch}}
     plain = PlainLoop.of(_assembled(plain_spec, images, "cpu", 1)[0]).on("cuda", PLAIN_NODES)
@@ -55,7 +55,7 @@ def race(
     share = parts["adapt"] / (parts["train"] + parts["mix"] + parts["adapt"])
     return Result(
         what=f"{runs} x {NODES} nodes x {each:,} images, batch {batch}",
-        outcome=f"plain {plain_speed:,.0f} images/s, ours {speed:,.0f} images/s ({seconds:.3f} s a round; floor "
+        outcome=f"plain {plain_speed:,.0f} images/s, ours {speed:,.0f} images/s ({seconds:.3f} s per round; floor "
         f"{floor:.3f} s), adapt {share:.2%}, {memory:.1f} GiB",
         figure=f"{ratio:.1f}x",
         numbers={"ratio": ratio, "plain": plain_speed, "ours": speed, "seconds": seconds, "floor": floor, **parts},
@@ -63,7 +63,7 @@ def race(
 
 
 def scoring(model: str, *, models: int = 10, images: int = 10_000) -> Result:
-    """Scoring models that all differ on a test set."""
+    """Measure the scoring of several different models on one test set."""
     data = pictures(NODES, 100)
     test = pictures(1, images)
     data = Images(**{**data.__dict__, "test_x": test.train_x, "test_y": test.train_y})
@@ -80,23 +80,23 @@ def scoring(model: str, *, models: int = 10, images: int = 10_000) -> Result:
 
 
 def growth(model: str, *, sizes: tuple[int, ...], each: int) -> Result:
-    """The cost of a node's round as the network grows, as a multiple of the smallest network's."""
+    """Measure the cost of a round per node as the network grows, relative to the smallest network."""
     costs = {}
     for nodes in sizes:
         with _ours(model, 10, pictures(nodes, each), nodes=nodes) as (_, simulator):
             costs[nodes] = 1e3 * _median_round(simulator, 3)[0] / nodes
-        note(f"{nodes} nodes: {costs[nodes]:.3f} ms a node")
+        note(f"{nodes} nodes: {costs[nodes]:.3f} ms per node")
     ratio = costs[sizes[-1]] / costs[sizes[0]]
     return Result(
-        what=f"{each} images a node, batch 10",
-        outcome=", ".join(f"{nodes} nodes {cost:.3f} ms a node" for nodes, cost in costs.items()),
+        what=f"{each} images per node, batch 10",
+        outcome=", ".join(f"{nodes} nodes {cost:.3f} ms per node" for nodes, cost in costs.items()),
         figure=f"{ratio:.2f}x",
         numbers={"milliseconds": costs, "ratio": ratio},
     )
 
 
 def deterministic(model: str, batch: int, *, each: int) -> Result:
-    """What fixed kernels cost: the per-node engine with and without them."""
+    """Measure the cost of deterministic kernels: the per-node engine with and without them."""
     seconds = {}
     for fixed in (False, True):
         runtime = {"engine": "rows", "deterministic": fixed}
@@ -104,14 +104,14 @@ def deterministic(model: str, batch: int, *, each: int) -> Result:
             seconds[fixed] = _median_round(simulator, 3)[0]
     return Result(
         what=f"{NODES} nodes x {each:,} images, batch {batch}",
-        outcome=f"free {seconds[False]:.3f} s, deterministic {seconds[True]:.3f} s a round",
+        outcome=f"default {seconds[False]:.3f} s, deterministic {seconds[True]:.3f} s per round",
         figure=f"{seconds[True] / seconds[False]:.2f}x",
         numbers={"free": seconds[False], "deterministic": seconds[True]},
     )
 
 
 def timer_kernels(rows: int, batch: int, channels: int) -> Result:
-    """Forecasts and gradients of some Timers, with the compiler's passes between products and with Triton's kernels."""
+    """Measure forecasts and gradients of some Timers: compiled passes against hand-written Triton kernels."""
     from feda2l.engines import cuda_passes
 
     device, half = torch.device("cuda"), torch.bfloat16
@@ -121,7 +121,7 @@ def timer_kernels(rows: int, batch: int, channels: int) -> Result:
     seeds, step = torch.arange(rows, dtype=torch.int32, device=device), torch.zeros(rows, device=device)
     draws, seconds = draws_of(seeds, step, dropouts(model)), {}
     for name, passes in (("compiled", timer_passes), ("kernels", cuda_passes)):
-        torch.compiler.reset()  # it would take the first one's code for both: modules are no part of its guards
+        torch.compiler.reset()  # otherwise both use the code compiled first, since guards ignore modules
         forward = compiled(timer_forward(model, device, half, passes))
 
         def learn(forward: Callable[..., Tensor] = forward) -> None:
@@ -172,7 +172,7 @@ def _ours(
 
 
 def _median_round(simulator: RoundLoop, rounds: int) -> tuple[float, dict[str, float]]:
-    """The median round's training seconds, and its parts'; the first round (capture, compilation) is not counted."""
+    """Return the median training seconds per round and those of its parts, without the first round (compilation)."""
     simulated = simulator.rounds()
     next(simulated)
     every = []
@@ -197,7 +197,7 @@ def _median(action: Callable[[], object], times: int) -> float:
 
 
 def _floor(model: nn.Module, images: Dataset, count: int, batch: int, parameters: int) -> float:
-    """Seconds that the operations alone, or the bytes alone, would take at this card's measured rates."""
+    """Return a lower bound in seconds: the time of the arithmetic or of the memory traffic alone on this GPU."""
     sample = images.train.inputs(torch.tensor([0]))
     with FlopCounterMode(display=False) as counter:
         model(sample).sum().backward()

@@ -1,8 +1,8 @@
-"""The loop most people write, and the released reference code is one: the other side of the benchmark.
+"""A plain PyTorch loop over nodes, as in the released reference code: the baseline of the benchmarks.
 
-A model, a DataLoader and an optimiser a node, one node after the other, torch's defaults throughout (all threads
-included). Pictures are normalised beforehand, and on the full graph the average is made once for all nodes, so
-nothing here is slower than it has to be.
+Each node has a model, a DataLoader and an optimizer. Nodes train one after the other with torch's default settings,
+including all threads. The baseline is not slowed down: images are normalised in advance, and the average over the
+full graph is computed once for all nodes.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Loader = DataLoader[tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class PlainLoop:
-    """The nodes of a run on the full graph, with its data, its initial model and its settings."""
+    """The nodes of a run on the full graph, with the run's data, initial model and settings."""
 
     models: list[nn.Module]
     loaders: list[Loader]
@@ -33,15 +33,18 @@ class PlainLoop:
 
     @classmethod
     def of(cls, run: Assembled, batches: Sequence[Sequence[Any]] | None = None) -> Self:
-        """The same work as a run's; `batches` fixes each node's batches (positions in its shard), by default drawn."""
+        """Create a loop with the same work as a run.
+
+        `batches` fixes the batches of each node as positions in its shard. By default they are drawn at random.
+        """
         training, shards = run.live.plan.member.training, run.live.plan.member.shards
         loaders = []
         for node, shard in enumerate(shards):
-            own = TensorDataset(training.samples.inputs(shard), training.samples.targets(shard))
+            dataset = TensorDataset(training.samples.inputs(shard), training.samples.targets(shard))
             if batches is None:
-                loader = DataLoader(own, training.batch_size, shuffle=True, drop_last=training.drop_last)
+                loader = DataLoader(dataset, training.batch_size, shuffle=True, drop_last=training.drop_last)
             else:
-                loader = DataLoader(own, batch_sampler=batches[node])
+                loader = DataLoader(dataset, batch_sampler=batches[node])
             loaders.append(loader)
         models = [deepcopy(run.model) for _ in shards]
         settings = run.spec.training
@@ -58,25 +61,25 @@ class PlainLoop:
         return cls(models, loaders, optimizers, [len(shard) / total for shard in shards], training.loss)
 
     def on(self, device: str, nodes: int) -> Self:
-        """The first nodes of it with their models on another device; batches are copied there one by one."""
+        """Return a loop over the first `nodes` nodes with their models on another device. Batches are copied there."""
         for model in self.models[:nodes]:
             model.to(device)
         lists = self.models[:nodes], self.loaders[:nodes], self.optimizers[:nodes], self.weights[:nodes]
         return type(self)(*lists, self.loss)
 
     def round(self) -> None:
-        """An epoch on every node, then the average of all."""
+        """Train one epoch on each node, then average all models."""
         self.epoch()
         average(self.models, self.weights)
 
     def epoch(self) -> None:
-        """An epoch on every node."""
+        """Train one epoch on each node."""
         for model, loader, optimizer in zip(self.models, self.loaders, self.optimizers, strict=True):
             train(model, loader, optimizer, self.loss)
 
 
 def train(model: nn.Module, loader: Loader, optimizer: torch.optim.Optimizer, loss: Loss) -> None:
-    """One epoch."""
+    """Train a model for one epoch."""
     model.train()
     device = next(model.parameters()).device
     for x, y in loader:
@@ -88,7 +91,7 @@ def train(model: nn.Module, loader: Loader, optimizer: torch.optim.Optimizer, lo
 
 @torch.no_grad()
 def average(models: Sequence[nn.Module], weights: Sequence[float]) -> None:
-    """Give every model the weighted mean of all."""
+    """Set every model to the weighted mean of all models."""
     for tensors in zip(*(model.parameters() for model in models), strict=True):
         mean = torch.zeros_like(tensors[0])
         for tensor, weight in zip(tensors, weights, strict=True):

@@ -1,4 +1,4 @@
-"""How long a report over a large study takes, and how much memory, from generated records."""
+"""Benchmark of the time and memory of a report over a large study, with generated records."""
 
 import json
 import os
@@ -28,10 +28,10 @@ AXES = {
 
 
 def report_work(*, runs: int, rounds: int, nodes: int) -> Result:
-    """`feda2l report` as a process of its own over records that look like a study's."""
+    """Run `feda2l report` in a separate process on generated records of a study."""
     with tempfile.TemporaryDirectory(prefix="feda2l-bench-") as folder:
         make_records(Path(folder) / "runs", runs=runs, rounds=rounds, nodes=nodes)
-        note(f"{runs} runs made")
+        note(f"generated {runs} runs")
         command = [sys.executable, "-m", "feda2l", "report", f"{folder}/runs", "--out", f"{folder}/report"]
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -41,7 +41,7 @@ def report_work(*, runs: int, rounds: int, nodes: int) -> Result:
         if process.returncode:
             raise RuntimeError(f"feda2l report failed with exit code {process.returncode}")
         page = (Path(folder) / "report" / "index.html").stat().st_size
-    memory = usage.ru_maxrss * 1024  # of Linux, in KiB
+    memory = usage.ru_maxrss * 1024  # Linux reports KiB
     return Result(
         what=f"{runs} runs x {rounds} rounds x {nodes} nodes",
         outcome=f"peak memory {memory / 2**30:.2f} GiB, page {page / 1e6:.1f} MB",
@@ -51,7 +51,7 @@ def report_work(*, runs: int, rounds: int, nodes: int) -> Result:
 
 
 def make_records(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
-    """Run folders with curves that rise to a random height; the tables are made whole, never row by row."""
+    """Write run folders with learning curves that rise to a random final value."""
     seeds = -(-runs // 80)
     names = [key for key in AXES if key != "seed"]
     cells = product(*(AXES[name] for name in names), range(1, seeds + 1))

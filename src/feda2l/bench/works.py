@@ -1,4 +1,4 @@
-"""What is measured: each work gives its figure and the numbers behind it."""
+"""The benchmarks. Each returns its result and the measurements behind it."""
 
 import statistics
 import sys
@@ -35,13 +35,13 @@ TIMER = {"data": {"name": "exchange_rate"}, "model": {"name": "timer"}} | UNEVAL
 
 SMALL = CIFAR | {"model": {"name": "mlp"}}
 
-PATIENCE = 100.0  # seconds after which a race starts no other repetition, for busy machines
+PATIENCE = 100.0  # seconds after which no further repetition starts, for busy machines
 NOISY = 1.5
 
 
 @dataclass(frozen=True)
 class Result:
-    """A work's line: what was done, what came out, the figure, and every number for a program to read."""
+    """The result of a benchmark: the work, the outcome, the main figure, and all numbers for the JSON file."""
 
     what: str
     outcome: str
@@ -50,21 +50,27 @@ class Result:
 
 
 def race(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, repetitions: int) -> Result:
-    """Rounds of the plain loop and ours in turn: train every node, mix; ours measures and adapts the rates too."""
+    """Measure rounds of the plain loop and of the engine in turn: train all nodes and mix.
+
+    The engine also measures the signals and adapts the learning rates.
+    """
     with _ours(spec, data()) as (run, simulated):
         plain = PlainLoop.of(run)
         return _in_turn(run, {"plain": plain.round, "ours": lambda: next(simulated)}, rounds, repetitions)
 
 
 def half(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, repetitions: int) -> Result:
-    """Rounds of the same run in fp32 and in bf16 in turn."""
-    own = data()
-    with _ours(spec, own) as (run, whole), _ours({**spec, "runtime": {"precision": "bf16"}}, own) as (_, halved):
+    """Measure rounds of the same run in fp32 and in bf16 in turn."""
+    samples = data()
+    with (
+        _ours(spec, samples) as (run, whole),
+        _ours({**spec, "runtime": {"precision": "bf16"}}, samples) as (_, halved),
+    ):
         return _in_turn(run, {"fp32": lambda: next(whole), "bf16": lambda: next(halved)}, rounds, repetitions)
 
 
 def _in_turn(run: Assembled, sides: Mapping[str, Callable[[], object]], rounds: int, repetitions: int) -> Result:
-    """Rounds of two sides in turn; the figure is how many times as fast the second is."""
+    """Measure rounds of two sides in turn. The figure is the speed of the second relative to the first."""
     samples, unit = _images(run), "images" if run.dataset.classes else "windows"
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     started = time.monotonic()
@@ -81,7 +87,7 @@ def _in_turn(run: Assembled, sides: Mapping[str, Callable[[], object]], rounds: 
     first, second = medians.values()
     ratio = second / first
     return Result(
-        what=f"{run.live.plan.nodes} nodes, {samples:,} {unit} a round, {repetition} x {rounds} rounds",
+        what=f"{run.live.plan.nodes} nodes, {samples:,} {unit} per round, {repetition} x {rounds} rounds",
         outcome=", ".join(
             f"{side} {medians[side]:,.0f} {unit}/s ({min(values):,.0f} to {max(values):,.0f})"
             for side, values in speeds.items()
@@ -95,11 +101,13 @@ def _warn_if_noisy(speeds: Mapping[str, list[float]]) -> None:
     for side, values in speeds.items():
         spread = max(values) / min(values)
         if spread > NOISY:
-            note(f"{side}: the fastest repetition is {spread:.1f} times the slowest; is this machine busy?")
+            note(
+                f"{side}: the fastest repetition is {spread:.1f} times as fast as the slowest; the machine may be busy"
+            )
 
 
 def adapt(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int) -> Result:
-    """FedA2L's share of a round: both measurements and the rule, of training, mixing and adapting."""
+    """Measure FedA2L's share of a round: (divergence, stability and rule) / (training, mixing and adapting)."""
     with _ours(spec, images()) as (run, simulated):
         seconds: dict[str, list[float]] = {"train": [], "mix": [], "adapt": []}
         for number in range(1, rounds + 1):
@@ -110,15 +118,15 @@ def adapt(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int)
     totals = {part: sum(values) for part, values in seconds.items()}
     share = totals["adapt"] / sum(totals.values())
     return Result(
-        what=f"{run.live.plan.nodes} nodes, {_images(run):,} images a round, {rounds} rounds",
-        outcome=", ".join(f"{part} {total / rounds:.3g} s" for part, total in totals.items()) + " a round",
+        what=f"{run.live.plan.nodes} nodes, {_images(run):,} images per round, {rounds} rounds",
+        outcome=", ".join(f"{part} {total / rounds:.3g} s" for part, total in totals.items()) + " per round",
         figure=f"{share:.2%}".replace("%", " %"),
         numbers={"share": share, "seconds": seconds},
     )
 
 
 def mixing(*, sizes: tuple[int, ...], parameters: int, repetitions: int) -> Result:
-    """One mixing of a ring: the cost of an edge on the largest, as a multiple of that on the smallest."""
+    """Measure one mixing of a ring: the cost per edge of the largest ring relative to the smallest."""
     milliseconds: dict[int, float] = {}
     with one_thread():
         for nodes in sizes:
@@ -132,16 +140,16 @@ def mixing(*, sizes: tuple[int, ...], parameters: int, repetitions: int) -> Resu
     each = {nodes: 1e6 * value / (nodes * parameters) for nodes, value in milliseconds.items()}
     ratio = each[sizes[-1]] / each[sizes[0]]
     return Result(
-        what=f"{parameters:,} parameters a node on a ring, {repetitions} times",
+        what=f"{parameters:,} parameters per node on a ring, {repetitions} times",
         outcome=", ".join(f"{nodes} nodes {value:.3g} ms" for nodes, value in milliseconds.items())
-        + f", {each[sizes[0]]:.2f} to {each[sizes[-1]]:.2f} ns an edge and parameter",
+        + f", {each[sizes[0]]:.2f} to {each[sizes[-1]]:.2f} ns per edge and parameter",
         figure=f"{ratio:.2f}x",
         numbers={"ratio": ratio, "milliseconds": milliseconds, "nanoseconds_per_edge_and_parameter": each},
     )
 
 
 def growth(*, sizes: tuple[int, int], graphs: tuple[str, ...], rounds: int) -> Result:
-    """Whole rounds of a small model: what a node costs in a large network, as a multiple of that in a small one."""
+    """Measure whole rounds of a small model: the cost per node in a large network relative to a small one."""
     each: dict[str, dict[int, float]] = {}
     for graph in graphs:
         for nodes in sizes:
@@ -152,12 +160,12 @@ def growth(*, sizes: tuple[int, int], graphs: tuple[str, ...], rounds: int) -> R
             each.setdefault(graph, {})[nodes] = 1e6 * statistics.median(times) / nodes
             note(f"{graph}, {nodes} nodes")
     parameters = sum(slot.size for slot in run.live.state.population.layout.slots)
-    ratios = {graph: found[sizes[1]] / found[sizes[0]] for graph, found in each.items()}
+    ratios = {graph: cost[sizes[1]] / cost[sizes[0]] for graph, cost in each.items()}
     return Result(
-        what=f"{parameters:,} parameters a node, {sizes[0]:,} and {sizes[1]:,} nodes, {rounds} rounds",
+        what=f"{parameters:,} parameters per node, {sizes[0]:,} and {sizes[1]:,} nodes, {rounds} rounds",
         outcome=", ".join(
-            f"{graph} {found[sizes[0]]:.0f} to {found[sizes[1]]:.0f} us a node ({ratios[graph]:.2f})"
-            for graph, found in each.items()
+            f"{graph} {cost[sizes[0]]:.0f} to {cost[sizes[1]]:.0f} us per node ({ratios[graph]:.2f})"
+            for graph, cost in each.items()
         ),
         figure=f"{max(ratios.values()):.2f}x",
         numbers={"ratio": max(ratios.values()), "ratios": ratios, "microseconds_per_node": each},
@@ -165,7 +173,7 @@ def growth(*, sizes: tuple[int, int], graphs: tuple[str, ...], rounds: int) -> R
 
 
 def pictures(nodes: int, each: int, shape: tuple[int, int, int] = (3, 32, 32)) -> Images:
-    """Noise with the shape of CIFAR-10: what a step costs does not depend on what is in the pictures."""
+    """Return noise images with the shape of CIFAR-10. The content does not affect the cost of a step."""
     random = torch.Generator().manual_seed(1)
     x = torch.randint(256, (nodes * each, *shape), dtype=torch.uint8, generator=random)
     y = torch.arange(nodes * each) % 10
@@ -174,7 +182,7 @@ def pictures(nodes: int, each: int, shape: tuple[int, int, int] = (3, 32, 32)) -
 
 
 def walks(nodes: int, each: int) -> Series:
-    """Random walks with the shape of ExchangeRate, `each` windows a node to train on."""
+    """Return random walks with the shape of ExchangeRate and `each` training windows per node."""
     random, lengths = np.random.default_rng(1), Lengths()
     rows = each + lengths.window - 1
     split = Split(np.arange(each), np.arange(1), rows, 0)
@@ -183,13 +191,13 @@ def walks(nodes: int, each: int) -> Series:
 
 
 def note(text: str) -> None:
-    """Say on stderr how far the current work is."""
+    """Print the progress of the current benchmark on stderr."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _ours(spec: Mapping[str, Any], data: Dataset) -> Iterator[tuple[Assembled, Iterator[list[Completed]]]]:
-    """A run as `feda2l run` sets it up, without a folder; each `next` is a round."""
+    """Set up a run as `feda2l run` does, but without a folder. Each `next` on the iterator trains one round."""
     run = assemble(Spec.parse(spec), Loaded.of(data))
     engine = populate([run])
     engine.start()
@@ -200,7 +208,7 @@ def _ours(spec: Mapping[str, Any], data: Dataset) -> Iterator[tuple[Assembled, I
 
 
 def _images(run: Assembled) -> int:
-    """How many samples a round trains on."""
+    """Return the number of training samples per round."""
     training, shards = run.live.plan.member.training, run.live.plan.member.shards
     return sum(len(order) for shard in shards for order in training.epoch_orders(shard, 0, 1))
 
@@ -212,7 +220,7 @@ def _seconds(action: Callable[[], object], times: int) -> float:
     return time.perf_counter() - start
 
 
-HALF_WORKS: dict[str, Callable[[], Result]] = {  # where the processor has instructions for it
+HALF_WORKS: dict[str, Callable[[], Result]] = {  # only if the processor has bf16 instructions
     "cnn-bf16": partial(half, CIFAR, partial(pictures, 10, 500), rounds=1, repetitions=5),
     "resnet18-bf16": partial(half, RESNET, partial(pictures, 10, 50), rounds=1, repetitions=3),
     "timer-bf16": partial(half, TIMER, partial(walks, 8, 320), rounds=1, repetitions=5),

@@ -1,7 +1,7 @@
-"""One convolution for k nodes, and its gradients: operators that the compiler calls and does not look into.
+"""Convolution of k nodes and its gradients, as custom operators that torch.compile treats as opaque.
 
-The compiler would turn a convolution of k nodes into a grouped one, which is several times slower on a GPU than each
-node alone. On a CPU, and in float64, it is a grouped one all the same: there it is for tests.
+The compiler would turn a convolution of k nodes into a grouped convolution, which is several times slower on a GPU than
+k separate ones. On a CPU and in float64, used by tests only, a grouped convolution is used.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-LANES = 16  # channels are padded to a multiple of this: one load of a kernel
+LANES = 16  # channels are padded to a multiple of this, the size of one load of a kernel
 
 
 def convolution(x: Tensor, weight: Tensor, side: int, stride: int) -> Tensor:
-    """Pictures [k, batch, height, width, channels] and weights [k, outputs, inner] -> [k, batch, high, wide, outputs].
+    """Convolve images [k, batch, height, width, channels] with weights [k, outputs, inner].
 
-    out[p, o] = sum_(i, j, c) x[p * stride + (i, j) - side // 2, c] * weight[o, (i, j, c)], with zeros around the
-    pictures; inner is (row, column, channel), as kernels lie in memory.
+    out[p, o] = sum_(i, j, c) x[p * stride + (i, j) - side // 2, c] * weight[o, (i, j, c)]
+
+    The images are padded with zeros. `inner` is (row, column, channel), the memory order of the kernels. The result is
+    [k, batch, high, wide, outputs].
     """
     missing = -x.shape[-1] % LANES
     if missing:
@@ -36,8 +38,8 @@ def _convolution(x: Tensor, weight: Tensor, side: int, stride: int) -> Tensor:
         from feda2l.engines.cuda_convolution import convolve
 
         return convolve(x, weight, side, stride)
-    out = F.conv2d(_beside(x), _kernels(weight, side), stride=stride, padding=side // 2, groups=len(x))
-    return _apart(out, len(x))
+    out = F.conv2d(_grouped(x), _kernels(weight, side), stride=stride, padding=side // 2, groups=len(x))
+    return _ungrouped(out, len(x))
 
 
 @torch.library.custom_op("feda2l::convolution_input_gradient", mutates_args=())
@@ -48,11 +50,11 @@ def _input_gradient(gradient: Tensor, weight: Tensor, pictures: Sequence[int], s
 
         return input_gradient(gradient, weight, pictures, side, stride)
     rows, batch, height, width, channels = pictures
-    beside = batch, rows * channels, height, width
-    found = conv2d_input(
-        beside, _kernels(weight, side), _beside(gradient), stride=stride, padding=side // 2, groups=rows
+    grouped_shape = batch, rows * channels, height, width
+    grouped = conv2d_input(
+        grouped_shape, _kernels(weight, side), _grouped(gradient), stride=stride, padding=side // 2, groups=rows
     )
-    return _apart(found, rows)
+    return _ungrouped(grouped, rows)
 
 
 @torch.library.custom_op("feda2l::convolution_weight_gradient", mutates_args=())
@@ -63,15 +65,15 @@ def _weight_gradient(x: Tensor, gradient: Tensor, side: int, stride: int) -> Ten
 
         return weight_gradient(x, gradient, side, stride)
     rows, channels, outputs = len(x), x.shape[-1], gradient.shape[-1]
-    found = conv2d_weight(
-        _beside(x),
+    grouped = conv2d_weight(
+        _grouped(x),
         (rows * outputs, channels, side, side),
-        _beside(gradient),
+        _grouped(gradient),
         stride=stride,
         padding=side // 2,
         groups=rows,
     )
-    in_order: Tensor = found.unflatten(0, (rows, outputs)).movedim(2, -1)
+    in_order: Tensor = grouped.unflatten(0, (rows, outputs)).movedim(2, -1)
     return in_order.flatten(2).contiguous()
 
 
@@ -115,21 +117,21 @@ def _has_kernels(x: Tensor) -> bool:
 
 
 def _packed(weight: Tensor) -> Tensor:
-    """The weights, each row in one piece; rows may lie apart, as they do in the population."""
+    """Return the weights with each row contiguous. The rows may have gaps between them, as in the population."""
     return weight if weight.stride()[1:] == (weight.shape[2], 1) else weight.contiguous()
 
 
-def _beside(x: Tensor) -> Tensor:
-    """[k, batch, height, width, channels] -> [batch, k x channels, height, width]: a group a row."""
+def _grouped(x: Tensor) -> Tensor:
+    """Reshape [k, batch, height, width, channels] to [batch, k x channels, height, width], one group per node."""
     return x.permute(1, 0, 4, 2, 3).flatten(1, 2)
 
 
-def _apart(x: Tensor, rows: int) -> Tensor:
+def _ungrouped(x: Tensor, rows: int) -> Tensor:
     by_row: Tensor = x.unflatten(1, (rows, -1))
     return by_row.permute(1, 0, 3, 4, 2).contiguous()
 
 
 def _kernels(weight: Tensor, side: int) -> Tensor:
-    """[k, outputs, (row, column, channel)] -> [k x outputs, channels, row, column]."""
+    """Reshape [k, outputs, (row, column, channel)] to [k x outputs, channels, row, column]."""
     kernels: Tensor = weight.unflatten(2, (side, side, -1))
     return kernels.movedim(-1, 2).flatten(0, 1)

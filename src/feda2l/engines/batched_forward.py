@@ -1,6 +1,6 @@
 """The forward pass of k small convolutional networks at once.
 
-At batch 10 a node alone leaves most of a GPU idle. Here a convolution of k nodes is one gather of patches and one
+At batch size 10 a single node leaves most of a GPU idle. Here a convolution of k nodes is one gather of patches and one
 batched matrix product.
 """
 
@@ -18,11 +18,11 @@ from feda2l.engines.stacked import ELEMENTWISE, Forward, flattens_samples, train
 from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
 
-LANES = 16  # inner sizes of products are padded to this many numbers: unaligned ones are several times slower
+LANES = 16  # inner sizes of products are padded to a multiple of this; unaligned products are several times slower
 
 
 def covers(model: nn.Module) -> bool:
-    """Are there node-batched kernels for every part of this model?"""
+    """True if node-batched kernels exist for every part of this model."""
     if isinstance(model, Timer):
         return covers_timer(model)
     if isinstance(model, ResNet):
@@ -53,21 +53,22 @@ def _covered(part: nn.Module) -> bool:
 
 
 def batched_forward(model: nn.Sequential) -> Forward:
-    """The forward pass of k nodes: parameters [k, *shape] (kernels [k, channels, inner]), inputs channels last.
+    """Return the forward pass of k nodes.
 
-    Inputs are [k, batch, ...], or [1, batch, ...] where all nodes see the same ones and no gradient is wanted.
+    It takes parameters [k, *shape] (kernels as [k, channels, inner]) and channels-last inputs [k, batch, ...]. Inputs
+    [1, batch, ...] are allowed if all nodes share them and no gradient is needed.
     """
 
     def forward(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-        left = iter(parameters)
+        remaining = iter(parameters)
         for part in model:
             if isinstance(part, nn.Conv2d):
-                x = _convolution(x, next(left), part)
+                x = _convolution(x, next(remaining), part)
             elif isinstance(part, nn.Linear):
-                x = product(x, next(left))
+                x = product(x, next(remaining))
             if isinstance(part, nn.Conv2d | nn.Linear) and part.bias is not None:
-                # not in the product, which would first write it to the whole output; here it joins what comes next
-                x = x + next(left).view(len(x), *(1,) * (x.dim() - 2), -1)
+                # added outside the product, where it would first fill the whole output; here it fuses with the next op
+                x = x + next(remaining).view(len(x), *(1,) * (x.dim() - 2), -1)
             if isinstance(part, nn.MaxPool2d):
                 height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
                 quarters = [x[:, :, i:height:2, j:width:2] for i in (0, 1) for j in (0, 1)]
@@ -82,7 +83,7 @@ def batched_forward(model: nn.Sequential) -> Forward:
 
 
 def _convolution(x: Tensor, kernels: Tensor, part: nn.Conv2d) -> Tensor:
-    """Patches [k, places, inner] times kernels [k, channels, inner]; inner is (row, column, channel) as in memory."""
+    """Multiply patches [k, places, inner] by kernels [k, channels, inner]; inner is (row, column, channel)."""
     assert not isinstance(part.padding, str)
     vertical, horizontal = part.padding
     if vertical or horizontal:
@@ -96,10 +97,10 @@ def _convolution(x: Tensor, kernels: Tensor, part: nn.Conv2d) -> Tensor:
 
 
 class _Patches(torch.autograd.Function):
-    """[k, batch, height, width, channels] -> [k, batch * places, inner], inner padded with zeros to whole lanes.
+    """Map [k, batch, height, width, channels] to patches [k, batch * places, inner]; inner is padded to whole lanes.
 
-    A row of a patch lies together in memory, so patches are one strided copy. Backward every place adds up what the
-    patches that it is in give it: shifted slices, no scattering.
+    A row of a patch is contiguous in memory, so all patches are one strided copy. The backward pass sums, for each
+    pixel, the gradients of the patches that contain it, with shifted slices and without a scatter.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""One matrix product for k nodes, and its gradients."""
+"""One batched matrix product for k nodes, and its gradients."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [k, places, inner] times weights [k, outer, inner], and a bias [k, outer] if any -> [k, places, outer]."""
-    if len(x) < len(weight):  # the same x for all: one product with the weights of all side by side reads it once
+    """Return x weight' + bias [k, places, outer]: x [k, places, inner], weight [k, outer, inner], bias [k, outer]."""
+    if len(x) < len(weight):  # x is shared by all nodes: one product with the concatenated weights reads it once
         shared = (x[0] @ weight.flatten(0, 1).T).view(x.shape[1], *weight.shape[:2]).transpose(0, 1)
         return shared if bias is None else shared + bias.unsqueeze(1)
     out: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -16,7 +16,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x [k, places, inner] times weights [k, outer, inner]; a weight's gradient lies in memory as the weight does."""
+    """x weight' + bias as in `product`. The gradient of the weight has the memory layout of the weight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -28,5 +28,5 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         products = torch.bmm(gradient, weight), torch.bmm(gradient.transpose(1, 2), x)
-        # the bias after the products: what they read is in memory then, and the compiler does not write it in fp32 too
+        # sum for the bias after the products, so that the compiler does not also write the gradient in fp32
         return *products, gradient.sum(dim=1) if ctx.needs_input_grad[2] else None

@@ -1,4 +1,4 @@
-"""The forward pass of k residual networks at once; each row is normalised over its own batch."""
+"""The forward pass of k ResNets at once. Each node is normalised over its own batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from feda2l.engines.running_statistics import MOMENTUM
 from feda2l.engines.stacked import trains_as_written
 from feda2l.models.resnet import BasicBlock, ResNet
 
-OUTPUTS = 64  # channels that a convolution makes come in multiples of this: whole tiles of a kernel
+OUTPUTS = 64  # output channels must be a multiple of this, so that they fill whole tiles of a kernel
 
 Forward = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor | None]]
 
 
 def covers_resnet(model: ResNet) -> bool:
-    """Is it a ResNet as it stands, of convolutions and normalisations known here, that trains as a whole?"""
+    """True if the model is an unmodified ResNet with supported layers, without hooks or frozen parameters."""
     parts = [part for part in model.modules() if not list(part.children())]
     blocks = [block for group in model.children() if isinstance(group, nn.Sequential) for block in group]
     written = type(model) is ResNet and all(type(block) is BasicBlock for block in blocks)
@@ -41,15 +41,18 @@ COVERS: dict[type[nn.Module], Callable[[Any], bool]] = {
     nn.BatchNorm2d: lambda part: part.affine and part.track_running_stats and part.momentum == MOMENTUM,
     nn.GroupNorm: lambda part: part.affine,
     nn.AdaptiveAvgPool2d: lambda part: part.output_size == 1,
-    **dict.fromkeys((nn.ReLU, nn.Flatten, nn.Linear, nn.Sequential), lambda part: True),  # empty: a plain shortcut
+    **dict.fromkeys(
+        (nn.ReLU, nn.Flatten, nn.Linear, nn.Sequential), lambda part: True
+    ),  # an empty Sequential is an identity shortcut
 }
 
 
 def resnet_forward(model: ResNet) -> Forward:
-    """Outputs [k, batch, classes] from parameters [k, *shape] and pictures [k, batch, height, width, channels].
+    """Return the forward pass of k ResNets.
 
-    The second result is what every BatchNorm saw, [k, columns]: its mean and unbiased variance in the order of the
-    model's buffers; None if there is no BatchNorm.
+    It maps parameters [k, *shape] and images [k, batch, height, width, channels] to outputs [k, batch, classes]. The
+    second result [k, columns] is the batch mean and unbiased variance of each BatchNorm, in the order of the model's
+    buffers, or None without BatchNorm.
     """
     names = [name for name, _ in model.named_parameters()]
     norms = [name for name, part in model.named_modules() if isinstance(part, nn.BatchNorm2d)]
@@ -68,17 +71,17 @@ def resnet_forward(model: ResNet) -> Forward:
 
 
 class _Pass:
-    """One forward pass: the parameters by name, and the mean and variance that each BatchNorm saw."""
+    """One forward pass: the parameters by name, and the batch mean and variance of each BatchNorm."""
 
-    def __init__(self, model: ResNet, own: dict[str, Tensor], kind: torch.dtype) -> None:
-        self.model, self.own, self.kind = model, own, kind
-        self.exact = torch.promote_types(kind, torch.float32)  # of statistics and residuals: never half precision
+    def __init__(self, model: ResNet, tensors: dict[str, Tensor], kind: torch.dtype) -> None:
+        self.model, self.tensors, self.kind = model, tensors, kind
+        self.exact = torch.promote_types(kind, torch.float32)  # dtype of statistics and residuals, at least float32
         self.seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def convolve(self, x: Tensor, name: str) -> Tensor:
         part = self.model.get_submodule(name)
         assert isinstance(part, nn.Conv2d)
-        return convolution(x, self.own[f"{name}.weight"], part.kernel_size[0], part.stride[0])
+        return convolution(x, self.tensors[f"{name}.weight"], part.kernel_size[0], part.stride[0])
 
     def normalise(self, x: Tensor, name: str) -> Tensor:
         part = self.model.get_submodule(name)
@@ -91,19 +94,19 @@ class _Pass:
             count = x.shape[1:4].numel()
             self.seen[name] = mean.flatten(1), variance.flatten(1) * (count / (count - 1))
         weight, bias = (
-            self.own[f"{name}.{which}"].to(self.exact).view(len(x), 1, 1, 1, -1) for which in ("weight", "bias")
+            self.tensors[f"{name}.{which}"].to(self.exact).view(len(x), 1, 1, 1, -1) for which in ("weight", "bias")
         )
         return plain * weight + bias
 
     def rectify(self, x: Tensor, name: str = "") -> Tensor:
-        # cast first: backward then needs the input of the next convolution, which is kept anyway
+        # cast before relu: the backward pass then needs the next convolution's input, which is stored anyway
         return torch.relu(x.to(self.kind))
 
     def block(self, x: Tensor, name: str) -> Tensor:
-        """relu(norm(conv(relu(norm(conv(x))))) + x), with x projected where the shape changes."""
+        """Return relu(norm(conv(relu(norm(conv(x))))) + x), with x projected if the shape changes."""
         inside = self.rectify(self.normalise(self.convolve(x, f"{name}.conv1"), f"{name}.bn1"))
         out = self.normalise(self.convolve(inside, f"{name}.conv2"), f"{name}.bn2")
-        projected = f"{name}.shortcut.0.weight" in self.own
+        projected = f"{name}.shortcut.0.weight" in self.tensors
         beside = self.normalise(self.convolve(x, f"{name}.shortcut.0"), f"{name}.shortcut.1") if projected else x
         return self.rectify(out + beside)
 
@@ -118,7 +121,7 @@ class _Pass:
         return x.to(self.exact).mean(dim=(2, 3)).to(self.kind)
 
     def classify(self, x: Tensor, name: str) -> Tensor:
-        return product(x, self.own[f"{name}.weight"], self.own[f"{name}.bias"])
+        return product(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
 
 
 STEPS: dict[type[nn.Module], Callable[[_Pass, Tensor, str], Tensor]] = {
@@ -128,21 +131,21 @@ STEPS: dict[type[nn.Module], Callable[[_Pass, Tensor, str], Tensor]] = {
     nn.ReLU: _Pass.rectify,
     nn.Sequential: _Pass.blocks,
     nn.AdaptiveAvgPool2d: _Pass.pool,
-    nn.Flatten: lambda run, x, name: x,  # pooling left one number per channel
+    nn.Flatten: lambda run, x, name: x,  # after pooling there is one number per channel
     nn.Linear: _Pass.classify,
 }
 
 
 def _standardised(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(x - mean) / sqrt(variance + eps), and mean and variance over some axes: float32 where x is less."""
-    found: tuple[Tensor, Tensor, Tensor] = _Standardised.apply(x, axes, eps)  # type: ignore[no-untyped-call]
-    return found
+    """Return (x - mean) / sqrt(variance + eps) over the given axes, and mean and variance in at least float32."""
+    result: tuple[Tensor, Tensor, Tensor] = _Standardised.apply(x, axes, eps)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Standardised(torch.autograd.Function):
-    """z = (x - mean) / sqrt(variance + eps); backward (g - mean(g) - z mean(g z)) / sqrt(variance + eps).
+    """Forward: z = (x - mean) / sqrt(variance + eps). Backward: (g - mean(g) - z mean(g z)) / sqrt(variance + eps).
 
-    Written out, so that backward is one pass for both means and one for the gradient.
+    The explicit backward pass reads memory twice: once for both means and once for the gradient.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The forward pass of k Timers at once, with dropout that a row draws alike whoever trains beside it."""
+"""The forward pass of k Timers at once. A node's dropout does not depend on the nodes that train beside it."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -13,11 +13,11 @@ from feda2l.engines.stacked import trains_as_written
 from feda2l.engines.timer_passes import DropoutMask
 from feda2l.models.timer import Block, Timer, positions
 
-TOKENS = 16  # of a window at most: attention is written out, which costs tokens x tokens x width
+TOKENS = 16  # maximum tokens per window, since the explicit attention costs tokens x tokens x width
 
 
 def covers_timer(model: Timer) -> bool:
-    """Is it a Timer as it stands, with a head over all of its few tokens, that trains as a whole?"""
+    """True if the model is an unmodified Timer with head "flatten", few tokens, no hooks and no frozen parameters."""
     written = all(getattr(type(model), name) is getattr(Timer, name) for name in ("forward", "encode", "_rescaled"))
     few = not model.rolls and model.head.in_features <= TOKENS * model.embed.out_features
     return written and few and all(type(block) is Block for block in model.blocks) and trains_as_written(model)
@@ -26,49 +26,52 @@ def covers_timer(model: Timer) -> bool:
 def timer_forward(
     model: Timer, device: torch.device, dtype: torch.dtype, passes: ModuleType | None = None
 ) -> Callable[[Sequence[Tensor], Tensor, Tensor | None], Tensor]:
-    """Forecasts [k, batch, horizon, channels] from windows [k, batch, length, channels]; without draws, no dropout.
+    """Return the forward pass of k Timers: windows [k, batch, length, channels] to [k, batch, horizon, channels].
 
-    `passes` are those between products: `timer_passes`, or, by themselves where they can be taken, `cuda_passes`.
+    `passes` is the module of operations between matrix products: `timer_passes` or `cuda_passes`. None chooses the
+    fastest that supports the model. Without draws there is no dropout.
     """
     names = [name for name, _ in model.named_parameters()]
     tokens = model.head.in_features // model.embed.out_features
-    table = positions(tokens, model.embed.out_features, device, dtype)  # here: a captured step must not make it
+    table = positions(
+        tokens, model.embed.out_features, device, dtype
+    )  # computed here, because a captured step must not create it
     chance, heads_of = model.dropout.p, [block.heads for block in model.blocks if isinstance(block, Block)]
     passes = passes or _fastest(model, device, dtype, tokens)
 
     def forward(parameters: Sequence[Tensor], x: Tensor, draws: Tensor | None) -> Tensor:
-        own = dict(zip(names, parameters, strict=True))
+        tensors = dict(zip(names, parameters, strict=True))
 
         def dropout(site: int) -> DropoutMask:
             return DropoutMask(draws, site, chance)
 
         def normed(x: Tensor, update: Tensor, bias: str, norm: str, site: int) -> Tensor:
-            weight, shift = own[f"{norm}.weight"], own[f"{norm}.bias"]
-            found: Tensor = passes.normed(x, update, own[bias], weight, shift, dropout(site))
-            return found
+            weight, shift = tensors[f"{norm}.weight"], tensors[f"{norm}.bias"]
+            result: Tensor = passes.normed(x, update, tensors[bias], weight, shift, dropout(site))
+            return result
 
         mean = x.mean(dim=2, keepdim=True)
         scale = (x.var(dim=2, keepdim=True, correction=0) + 1e-5).sqrt()
         sequences = ((x - mean) / scale).transpose(2, 3)  # [k, batch, channels, length]
-        values = sequences.reshape(len(x), -1, model.patch).to(own["embed.weight"].dtype)
-        values = product(values, own["embed.weight"]).unflatten(1, (-1, tokens))
+        values = sequences.reshape(len(x), -1, model.patch).to(tensors["embed.weight"].dtype)
+        values = product(values, tensors["embed.weight"]).unflatten(1, (-1, tokens))
         values = dropout(0).of(values + table).flatten(1, 2)
         for number, heads in enumerate(heads_of):
             block, site = f"blocks.{number}", 4 * number
             parts = [f"{block}.{part}" for part in ("query", "key", "value")]
-            projected = [product(values, own[f"{part}.weight"]) for part in parts]
+            projected = [product(values, tensors[f"{part}.weight"]) for part in parts]
             mixed = passes.attended(
-                projected, [own[f"{part}.bias"] for part in parts], tokens, heads, dropout(site + 1)
+                projected, [tensors[f"{part}.bias"] for part in parts], tokens, heads, dropout(site + 1)
             )
-            update = product(mixed, own[f"{block}.output.weight"])
+            update = product(mixed, tensors[f"{block}.output.weight"])
             values = normed(values, update, f"{block}.output.bias", f"{block}.norm1", site + 2)
-            hidden = product(values, own[f"{block}.expand.weight"])
-            hidden = passes.activated(hidden, own[f"{block}.expand.bias"], dropout(site + 3))
-            update = product(hidden, own[f"{block}.contract.weight"])
+            hidden = product(values, tensors[f"{block}.expand.weight"])
+            hidden = passes.activated(hidden, tensors[f"{block}.expand.bias"], dropout(site + 3))
+            update = product(hidden, tensors[f"{block}.contract.weight"])
             values = normed(values, update, f"{block}.contract.bias", f"{block}.norm2", site + 4)
         plain = F.layer_norm(values, values.shape[-1:])
-        values = plain * own["norm.weight"].unsqueeze(1) + own["norm.bias"].unsqueeze(1)
-        forecast = product(values.unflatten(1, (-1, tokens)).flatten(2), own["head.weight"], own["head.bias"])
+        values = plain * tensors["norm.weight"].unsqueeze(1) + tensors["norm.bias"].unsqueeze(1)
+        forecast = product(values.unflatten(1, (-1, tokens)).flatten(2), tensors["head.weight"], tensors["head.bias"])
         rescaled: Tensor = forecast.unflatten(1, sequences.shape[1:3]).transpose(2, 3) * scale + mean
         return rescaled
 
@@ -76,12 +79,12 @@ def timer_forward(
 
 
 def dropouts(model: Timer) -> int:
-    """How many dropouts a forward pass has: one behind the embedding, four a block."""
+    """Return the number of dropouts in a forward pass: one after the embedding and four per block."""
     return 1 + 4 * len(model.blocks)
 
 
 def _fastest(model: Timer, device: torch.device, dtype: torch.dtype, tokens: int) -> ModuleType:
-    """Triton's kernels on a GPU, if they can be taken."""
+    """Return the Triton kernels on a GPU if they support the model, else the PyTorch operations."""
     if device.type != "cuda" or dtype == torch.float64 or not _of_whole_tiles(model, tokens):
         return timer_passes
     from feda2l.engines import cuda_passes
@@ -90,7 +93,7 @@ def _fastest(model: Timer, device: torch.device, dtype: torch.dtype, tokens: int
 
 
 def _of_whole_tiles(model: Timer, tokens: int) -> bool:
-    """Can kernels take it in tiles, whose sides are powers of 2?"""
+    """True if the model's sizes fit the tiles of the kernels, whose sides are powers of 2."""
     sides = [tokens, model.embed.out_features]
     for block in model.blocks:
         assert isinstance(block, Block)

@@ -1,18 +1,18 @@
-"""torch.compile as engines use it that have a shape for each kind of pack."""
+"""torch.compile for engines, with one compilation per input shape."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-SHAPES = 128  # of one function in a process
+SHAPES = 128  # maximum compilations of one function in a process
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled anew for every shape it is called with.
+    """Return the function compiled separately for each input shape.
 
-    After a few of them (8) torch would go on without compiling: a study of many sizes, or a long session, would be
-    slow from then on and right, and only a warning would say so.
+    By default torch stops compiling after 8 shapes with only a warning. A study with many sizes would then be correct
+    but slow.
     """
     from torch._dynamo import config
 

@@ -1,8 +1,8 @@
 """Triton kernels for the convolutions of k nodes: the output, and the gradients of input and weight.
 
-Each is a product whose left side is gathered from the pictures while it is computed (an implicit GEMM). A program
-makes one tile of one row; sums are in float32 and nothing is added up by atomics, so results repeat. Pictures are
-[k, batch, height, width, channels], weights [k, outputs, (row, column, channel)]. Only imported on a GPU.
+Each kernel is a matrix product whose left side is gathered from the images during the computation (implicit GEMM). A
+program computes one tile of one node. Sums are in float32 without atomics, so results are reproducible. Images are
+[k, batch, height, width, channels], weights [k, outputs, (row, column, channel)]. Imported on a GPU only.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 264  # two for each of an H200's multiprocessors: fewer leave some idle
-ENOUGH = 100  # programs of the largest tile that are still faster than more of a smaller one
-SHORTEST = 8  # tiles of a sum that are worth a program of their own
+PROGRAMS = 264  # two per multiprocessor of an H200; fewer programs leave some idle
+ENOUGH = 100  # from this many programs on, the largest tile is faster than a smaller one
+SHORTEST = 8  # minimum number of sum tiles per program
 
 
 class Tile(NamedTuple):
-    """What a program computes: `places` x `outer` numbers, `inner` at a time, by so many warps, loaded ahead.
+    """The tile of a program: `places` x `outer` outputs, summed over `inner` at a time, with warps and load stages.
 
-    Of a weight's gradient: outputs x channels, so many places at a time.
+    For the gradient of a weight the tile is outputs x channels, summed over `places`.
     """
 
     places: int
@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
 
 class ConvolutionShape(NamedTuple):
-    """A convolution with padding side // 2 of `rows` x `batch` pictures."""
+    """The sizes of a convolution with padding side // 2 over `rows` x `batch` images."""
 
     rows: int
     batch: int
@@ -63,7 +63,7 @@ class ConvolutionShape(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What the kernels are compiled for."""
+        """Return the constants that the kernels are compiled for."""
         return {
             "BATCH": self.batch,
             "HEIGHT": self.height,
@@ -95,13 +95,13 @@ def _forward(  # type: ignore[no-untyped-def]
     x += row * (BATCH * HEIGHT * WIDTH * CHANNELS)
     kernels = weight + row * weight_stride + output[None, :] * (SIDE * SIDE * CHANNELS) + inner[:, None]
     total = tl.zeros((PLACES, OUTER), dtype=tl.float32)
-    # one loop over (row, column, block of channels), so that the next loads are under way across its corners
+    # one flat loop over (row, column, block of channels), so that loads are prefetched across all iterations
     for step in range(SIDE * SIDE * (CHANNELS // INNER)):
         tap, channel = step // (CHANNELS // INNER), step % (CHANNELS // INNER) * INNER + inner
         i, j = tap // SIDE, tap % SIDE
-        there = inside & (top + i >= 0) & (top + i < HEIGHT) & (left + j >= 0) & (left + j < WIDTH)
+        valid = inside & (top + i >= 0) & (top + i < HEIGHT) & (left + j >= 0) & (left + j < WIDTH)
         pixel = (start + i * WIDTH + j) * CHANNELS
-        pixels = tl.load(x + pixel[:, None] + channel[None, :], mask=there[:, None], other=0.0)
+        pixels = tl.load(x + pixel[:, None] + channel[None, :], mask=valid[:, None], other=0.0)
         total = tl.dot(pixels, tl.load(kernels + step * INNER), total, input_precision=PRECISION)
     target = out + row * (BATCH * HIGH * WIDE * OUTPUTS) + place[:, None] * OUTPUTS + output[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=inside[:, None])
@@ -114,12 +114,12 @@ def _input_gradient(  # type: ignore[no-untyped-def]
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, SIDE: tl.constexpr, STRIDE: tl.constexpr,
     PLACES: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # pixel y is seen by output (y + pad - i) / stride through tap i, where that is whole: pixels that agree modulo
-    # the stride share their taps, i = first, first + stride, ..., and go together
+    # pixel y contributes to output (y + pad - i) / stride through tap i if that is an integer: pixels that are equal
+    # modulo the stride share their taps i = first, first + stride, ... and are computed together
     DOWN: tl.constexpr = (HEIGHT + STRIDE - 1) // STRIDE
     ACROSS: tl.constexpr = (WIDTH + STRIDE - 1) // STRIDE
     row, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    alike = STRIDE * STRIDE - 1 - tl.program_id(2)  # those with most taps first
+    alike = STRIDE * STRIDE - 1 - tl.program_id(2)  # those with the most taps first
     down, across = alike // STRIDE, alike % STRIDE
     first_i, first_j = (down + SIDE // 2) % STRIDE, (across + SIDE // 2) % STRIDE
     taps_i, taps_j = (SIDE - first_i + STRIDE - 1) // STRIDE, (SIDE - first_j + STRIDE - 1) // STRIDE
@@ -137,9 +137,9 @@ def _input_gradient(  # type: ignore[no-untyped-def]
     for step in range(taps_i * taps_j * (OUTPUTS // INNER)):
         tap, output = step // (OUTPUTS // INNER), step % (OUTPUTS // INNER) * INNER
         up, back = tap // taps_j, tap % taps_j
-        there = inside & (bottom - up >= 0) & (bottom - up < HIGH) & (right - back >= 0) & (right - back < WIDE)
+        valid = inside & (bottom - up >= 0) & (bottom - up < HIGH) & (right - back >= 0) & (right - back < WIDE)
         pixel = (start - up * WIDE - back) * OUTPUTS
-        pixels = tl.load(gradient + pixel[:, None] + (output + inner)[None, :], mask=there[:, None], other=0.0)
+        pixels = tl.load(gradient + pixel[:, None] + (output + inner)[None, :], mask=valid[:, None], other=0.0)
         i, j = first_i + up * STRIDE, first_j + back * STRIDE
         kernel = tl.load(kernels + (output * (SIDE * SIDE) + i * SIDE + j) * CHANNELS)
         total = tl.dot(pixels, kernel, total, input_precision=PRECISION)
@@ -155,9 +155,12 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, SIDE: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
     PLACES: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    EACH: tl.constexpr = (BATCH * HIGH * WIDE + INNER * PARTS - 1) // (INNER * PARTS)  # tiles of the sum in a part
+    EACH: tl.constexpr = (BATCH * HIGH * WIDE + INNER * PARTS - 1) // (INNER * PARTS)  # sum tiles per part
     row, part, tile = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.program_id(0)
-    tap, tile = tile % (SIDE * SIDE), tile // (SIDE * SIDE)  # taps are neighbours: they read the same pictures
+    tap, tile = (
+        tile % (SIDE * SIDE),
+        tile // (SIDE * SIDE),
+    )  # neighbouring programs have different taps and read the same images
     output = tile // (CHANNELS // OUTER) * PLACES + tl.arange(0, PLACES)
     channel = tile % (CHANNELS // OUTER) * OUTER + tl.arange(0, OUTER)
     i, j = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
@@ -169,10 +172,10 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
         image, rest = place // (HIGH * WIDE), place % (HIGH * WIDE)
         y, z = rest // WIDE * STRIDE + i, rest % WIDE * STRIDE + j
         inside = place < BATCH * HIGH * WIDE
-        there = inside & (y >= 0) & (y < HEIGHT) & (z >= 0) & (z < WIDTH)
+        valid = inside & (y >= 0) & (y < HEIGHT) & (z >= 0) & (z < WIDTH)
         pixel = ((image * HEIGHT + y) * WIDTH + z) * CHANNELS
         given = tl.load(gradient + place[:, None] * OUTPUTS + output[None, :], mask=inside[:, None], other=0.0)
-        pixels = tl.load(x + pixel[:, None] + channel[None, :], mask=there[:, None], other=0.0)
+        pixels = tl.load(x + pixel[:, None] + channel[None, :], mask=valid[:, None], other=0.0)
         total = tl.dot(tl.trans(given), pixels, total, input_precision=PRECISION)
     out += (part * rows + row) * (OUTPUTS * SIDE * SIDE * CHANNELS)
     target = out + output[:, None] * (SIDE * SIDE * CHANNELS) + (tap * CHANNELS + channel)[None, :]
@@ -180,12 +183,12 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
 
 
 def convolve(x: Tensor, weight: Tensor, side: int, stride: int, tile: Tile | None = None) -> Tensor:
-    """out[p, o] = sum_(i, j, c) x[p * stride + (i, j) - side // 2, c] * weight[o, (i, j, c)] for every row."""
+    """Return out[p, o] = sum_(i, j, c) x[p * stride + (i, j) - side // 2, c] * weight[o, (i, j, c)] for each node."""
     shape = ConvolutionShape.of(x.shape, weight.shape[1], side, stride)
-    own = tile or product_tile(shape, shape.places, shape.outputs, shape.channels, x.dtype)
+    chosen = tile or product_tile(shape, shape.places, shape.outputs, shape.channels, x.dtype)
     out = x.new_empty(shape.rows, shape.batch, shape.high, shape.wide, shape.outputs)
-    _forward[-(-shape.places // own.places) * (shape.outputs // own.outer), shape.rows](
-        x, weight, weight.stride(0), out, **shape.sizes, **_compiled_for(own, x.dtype)
+    _forward[-(-shape.places // chosen.places) * (shape.outputs // chosen.outer), shape.rows](
+        x, weight, weight.stride(0), out, **shape.sizes, **_compiled_for(chosen, x.dtype)
     )
     return out
 
@@ -193,79 +196,84 @@ def convolve(x: Tensor, weight: Tensor, side: int, stride: int, tile: Tile | Non
 def input_gradient(
     gradient: Tensor, weight: Tensor, pictures: Sequence[int], side: int, stride: int, tile: Tile | None = None
 ) -> Tensor:
-    """The gradient of `convolve`'s input [k, batch, height, width, channels], gathered for each pixel."""
+    """Return the gradient of `convolve` for its input [k, batch, height, width, channels], gathered per pixel."""
     shape = ConvolutionShape.of(pictures, weight.shape[1], side, stride)
     places = shape.batch * -(-shape.height // stride) * -(-shape.width // stride)
-    own = tile or product_tile(shape, places, shape.channels, shape.outputs, gradient.dtype)
+    chosen = tile or product_tile(shape, places, shape.channels, shape.outputs, gradient.dtype)
     out = gradient.new_empty(pictures)
-    _input_gradient[-(-places // own.places) * (shape.channels // own.outer), shape.rows, stride * stride](
-        gradient, weight, weight.stride(0), out, **shape.sizes, **_compiled_for(own, gradient.dtype)
+    _input_gradient[-(-places // chosen.places) * (shape.channels // chosen.outer), shape.rows, stride * stride](
+        gradient, weight, weight.stride(0), out, **shape.sizes, **_compiled_for(chosen, gradient.dtype)
     )
     return out
 
 
 def weight_gradient(x: Tensor, gradient: Tensor, side: int, stride: int, tile: Tile | None = None) -> Tensor:
-    """The gradient of `convolve`'s weight, as the weight lies in memory: [k, outputs, (row, column, channel)].
+    """Return the gradient of `convolve` for its weight, [k, outputs, (row, column, channel)].
 
-    Where tiles are few and the sum over places long, parts of the sum are added up by programs of their own.
+    If there are few tiles and the sum over places is long, several programs each compute a part of the sum.
     """
     shape = ConvolutionShape.of(x.shape, gradient.shape[-1], side, stride)
-    own = tile or weight_tile(shape, x.dtype)
-    tiles = _weight_tiles(shape, own)
-    parts = parts_of_sum(tiles * shape.rows, -(-shape.places // own.inner))
+    chosen = tile or weight_tile(shape, x.dtype)
+    tiles = _weight_tiles(shape, chosen)
+    parts = parts_of_sum(tiles * shape.rows, -(-shape.places // chosen.inner))
     inner = side * side * shape.channels
     out = x.new_empty(
         parts, shape.rows, shape.outputs, inner, dtype=x.dtype if parts == 1 else torch.float32
-    )  # summed in a fixed order below
+    )  # the parts are summed in a fixed order below
     _weight_gradient[tiles, shape.rows, parts](
-        x, gradient, out, shape.rows, **shape.sizes, PARTS=parts, **_compiled_for(own, x.dtype)
+        x, gradient, out, shape.rows, **shape.sizes, PARTS=parts, **_compiled_for(chosen, x.dtype)
     )
     return out[0] if parts == 1 else out.sum(dim=0).to(x.dtype)
 
 
 def product_tile(shape: ConvolutionShape, places: int, outer: int, inner: int, dtype: torch.dtype) -> Tile:
-    """The tile of an output or of an input's gradient: the largest with little beside the pictures that fills the card.
+    """Choose the tile for an output or an input gradient: the largest that fills the GPU and wastes little padding.
 
-    In this order, and with these warps and stages, since that is what an H200 was fastest with (ResNet-18, 10 and 40
-    rows of 10 pictures).
+    The order, the warps and the stages were the fastest on an H200 (ResNet-18, 10 and 40 nodes with 10 images).
     """
     if dtype == torch.float32:
         return Tile(64, gcd(outer, 64), gcd(inner, 16), 4, 2)
     deep = gcd(inner, 64)
     tiles = [Tile(128, 128, deep, 8, 3), Tile(64, 128, deep, 4, 4), Tile(128, 64, deep, 4, 3), Tile(64, 64, deep, 4, 3)]
     fitting = [tile for tile in tiles if outer % tile.outer == 0] or [Tile(128, gcd(outer, 64), deep, 4, 3)]
-    wasteless = [own for own in fitting if -(-places // own.places) * own.places <= 1.25 * places] or fitting[-1:]
-    filling = [own for own in wasteless if -(-places // own.places) * (outer // own.outer) * shape.rows >= ENOUGH]
+    wasteless = [
+        candidate for candidate in fitting if -(-places // candidate.places) * candidate.places <= 1.25 * places
+    ] or fitting[-1:]
+    filling = [
+        candidate
+        for candidate in wasteless
+        if -(-places // candidate.places) * (outer // candidate.outer) * shape.rows >= ENOUGH
+    ]
     return (filling or wasteless[-1:])[0]
 
 
 def weight_tile(shape: ConvolutionShape, dtype: torch.dtype) -> Tile:
-    """The tile of a weight's gradient, whose sum goes over places: the largest that needs no parts of a sum.
+    """Choose the tile for a weight gradient, which sums over places: the largest that needs no split of the sum.
 
-    Parts are written in float32 and read again, which costs more than small tiles do.
+    A split writes parts in float32 and reads them again, which costs more than small tiles.
     """
     if dtype == torch.float32:
         return Tile(gcd(shape.outputs, 64), gcd(shape.channels, 64), 16, 4, 2)
     deep = 32 if shape.places < 512 else 64
-    for own in (Tile(128, 128, deep, 8, 3), Tile(128, 64, deep, 4, 3)):
-        fits = shape.outputs % own.places == shape.channels % own.outer == 0
-        if fits and _weight_tiles(shape, own) * shape.rows >= PROGRAMS:
-            return own
+    for candidate in (Tile(128, 128, deep, 8, 3), Tile(128, 64, deep, 4, 3)):
+        fits = shape.outputs % candidate.places == shape.channels % candidate.outer == 0
+        if fits and _weight_tiles(shape, candidate) * shape.rows >= PROGRAMS:
+            return candidate
     return Tile(gcd(shape.outputs, 64), gcd(shape.channels, 64), deep, 4, 4)
 
 
 def _weight_tiles(shape: ConvolutionShape, tile: Tile) -> int:
-    """How many tiles the gradient of one row's weight has."""
+    """Return the number of tiles of the weight gradient of one node."""
     return shape.side**2 * (shape.outputs // tile.places) * (shape.channels // tile.outer)
 
 
 def parts_of_sum(programs: int, steps: int) -> int:
-    """In how many parts a sum of `steps` tiles is made, so that there is work for the whole card."""
+    """Return the number of parts of a sum of `steps` tiles, so that there is work for the whole GPU."""
     return max(1, min(-(-PROGRAMS // programs), steps // SHORTEST))
 
 
 def _compiled_for(tile: Tile, dtype: torch.dtype) -> dict[str, int | str]:
-    """A tile as the kernels take it; float32 is rounded to tf32 only where the run allows it."""
+    """Return a tile as kernel arguments. float32 is rounded to tf32 only if the run allows it."""
     exact = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
     return {
         "PLACES": tile.places,

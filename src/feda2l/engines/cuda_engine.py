@@ -1,4 +1,4 @@
-"""What the GPU engines share: precision, scoring in large batches, and a round's samples, rates and momentum."""
+"""The common part of the GPU engines: precision, scoring in large batches, and a round's samples and learning rates."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -28,35 +28,35 @@ from feda2l.round.train import Loss, Training
 
 EVALUATION_BATCH = 2500
 EVALUATION_STREAMS = 3
-WARM_UP = 3  # steps before a capture: cuDNN must have seen every shape and alignment
+WARM_UP = 3  # steps before a capture, so that cuDNN has seen every shape and alignment
 
 
 def is_pictures(samples: Samples) -> TypeGuard[Any]:
-    """Can the kernel that takes batches read these: raw pixels with an affine normalisation, and classes?"""
+    """True if the batch kernel can read these samples: uint8 images with an affine normalisation, and class labels."""
     return (
         isinstance(samples, Labelled) and samples.affine is not None and samples.x.dim() == 4 and samples.y.dim() == 1
     )
 
 
 def step_of(counter: Tensor, lengths: Tensor) -> Tensor:
-    """The number of some rows' next step in the round, [rows, 1]; of a row that is done its last one's."""
+    """Return the index of each row's next step in the round, [rows, 1]; a finished row keeps its last index."""
     return counter.minimum(lengths - 1).clamp(min=0).unsqueeze(1)
 
 
 def next_samples(order: Tensor, counter: Tensor, lengths: Tensor, batch_size: int) -> Tensor:
-    """Which samples stand in the next batch of some rows, [rows, batch]; computed on the card, so it replays."""
+    """Return the sample indices of each row's next batch, [rows, batch], computed on the GPU so that a graph works."""
     places = step_of(counter, lengths) * batch_size + torch.arange(batch_size, device=order.device)
     return order.gather(1, places).long()
 
 
 def with_loss(errors: Tensor, loss: Loss) -> Tensor:
-    """The sums of `ERRORS`, [jobs, 2], behind those of the loss, which is one of them: [jobs, 3]."""
+    """Prepend the column of the loss, which is one of `ERRORS`, to their sums: [jobs, 2] -> [jobs, 3]."""
     which = BY_SAMPLE.index(loss)
     return torch.cat([errors[:, which : which + 1], errors], dim=1)
 
 
 class CudaEngine(Engine):
-    """Rows on a GPU: parameters, gradients, momentum and rates are rows of flat, aligned matrices on the card."""
+    """Engine base class for a GPU: parameters, gradients, momentum and rates are rows of flat, aligned matrices."""
 
     evaluation_batch = EVALUATION_BATCH
 
@@ -80,20 +80,20 @@ class CudaEngine(Engine):
         self.table = update_table(population.layout, self.in_half, self.device)
         self.full_table = update_table(population.layout, [False] * len(slots), self.device)
         self.steps = population.steps
-        self.gathered = self.gather  # an engine may compile it
+        self.gathered = self.gather  # subclasses may compile it
         self.runs_with_base_outputs = [
             number for number, member in enumerate(members) if member.training.algorithm.uses_base_outputs
         ]
         self.base_outputs: Tensor | None = None  # [teaching runs, samples, outputs]
-        # several at a time: one model's convolutions fill the gaps of another's passes over memory
+        # several streams: the convolutions of one model overlap with the memory passes of another
         self.scorers = [
             (copy.deepcopy(model).to(self.device), torch.cuda.Stream(self.device)) for _ in range(EVALUATION_STREAMS)
         ]
 
     def make_room(self, rows: int) -> None:
-        """Memory for what a step reads of each row beside its parameters."""
+        """Allocate the buffers that a step needs per row besides the parameters."""
         base = self.population.base
-        # bf16: all but BatchNorm, which takes both, computes on a half-precision copy that the update kernel keeps true
+        # bf16: all layers except BatchNorm compute on a half-precision copy, which the update kernel keeps up to date
         half = self.dtype == torch.bfloat16
         self.half = base.new_zeros(rows, base.shape[1], dtype=torch.bfloat16) if half else None
         self.rates = base.new_zeros(rows, len(self.population.layout.slots))
@@ -104,7 +104,7 @@ class CudaEngine(Engine):
         self.order = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
 
     def start(self, processes: int | None = None) -> None:
-        """Nothing to fork: the card is the worker."""
+        """Start the engine. A GPU engine has no worker processes."""
 
     def close(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -112,18 +112,18 @@ class CudaEngine(Engine):
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         if not jobs:
             return []
-        # a model that several nodes ask, each about its own part of the test set, answers them together
+        # a model that is scored on the test parts of several nodes is evaluated on all parts together
         groups: dict[ScoreJob, list[int]] = {}
         for number, job in enumerate(jobs):
             by_sample = self.members[job.run].training.loss in BY_SAMPLE
             groups.setdefault(job._replace(whose=None) if by_sample else job, []).append(number)
         with self.numerics(), torch.no_grad():
             sums = torch.cat(self.answers([[jobs[i] for i in group] for group in groups.values()])).tolist()
-        found = dict(zip([i for group in groups.values() for i in group], sums, strict=True))
-        return [Score(loss, own) for loss, *own in (found[i] for i in range(len(jobs)))]
+        results = dict(zip([i for group in groups.values() for i in group], sums, strict=True))
+        return [Score(loss, counts) for loss, *counts in (results[i] for i in range(len(jobs)))]
 
     def answers(self, groups: Sequence[Sequence[ScoreJob]]) -> list[Tensor]:
-        """The sums of the scores of some models, [jobs, 1 + tallied] of each; the jobs of a group ask one model."""
+        """Return the score sums [jobs, 1 + tallied] of each group. All jobs of a group score the same model."""
         present = torch.cuda.current_stream(self.device)
         results: list[Tensor] = []
         for number, jobs in enumerate(groups):
@@ -155,13 +155,13 @@ class CudaEngine(Engine):
         return self.members[job.run].shards[job.node]
 
     def layer_seed(self, job: TrainJob) -> int:
-        """What a round's dropout draws from: seed, node and round, and not who else trains."""
+        """Return the dropout seed of a round. It depends on seed, node and round only."""
         return derive_seed(self.training(job).seed, node=self.id(job), round=job.round, purpose="layers")
 
     def prepare(self, jobs: Sequence[TrainJob]) -> list[list[Tensor | None]]:
-        """Set this round's samples, rates and momentum; the steps of each job.
+        """Set the samples, learning rates and momentum of this round. Return the steps of each job.
 
-        A step is None for a whole batch, whose samples stand in `order`, else a smaller batch's samples.
+        A step is None for a full batch, whose samples are in `order`; otherwise it has the samples of a smaller batch.
         """
         rows = torch.tensor([job.row for job in jobs], device=self.device)
         plans: list[list[Tensor | None]] = []
@@ -171,7 +171,7 @@ class CudaEngine(Engine):
             for epoch in training.epoch_orders(self.shard(job), self.id(job), job.round, job.epochs):
                 whole, rest = divmod(len(epoch), training.batch_size)
                 plan += [None] * whole + ([epoch[-rest:]] if rest else [])
-                # a smaller last batch fills its place in the line, so that step and place stay in step
+                # a smaller last batch still takes a full batch of positions, so that steps and positions stay aligned
                 line += [epoch] + ([epoch.new_zeros(training.batch_size - rest)] if rest else [])
             plans.append(plan)
             lines.append(torch.cat(line).int())
@@ -193,7 +193,7 @@ class CudaEngine(Engine):
         return plans
 
     def compute_base_outputs(self, jobs: Sequence[TrainJob]) -> None:
-        """Write the base models' outputs for their nodes' samples, for the algorithms whose loss wants them."""
+        """Compute the outputs of the base models on their nodes' samples, for algorithms whose loss needs them."""
         with torch.no_grad():
             for job in jobs:
                 if job.run not in self.runs_with_base_outputs:
@@ -210,10 +210,10 @@ class CudaEngine(Engine):
                     self.base_outputs[self.runs_with_base_outputs.index(job.run), batch] = outputs
 
     def forget(self) -> None:
-        """Captured steps know a buffer's address: drop them when it moves."""
+        """Drop captured steps after a buffer has moved, because they contain its address."""
 
     def take(self, rows: slice, job: TrainJob, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these rows' next batches; of pictures with classes in `batch`, by one kernel."""
+        """Return inputs and targets of the rows' next batches. One kernel writes images with labels into `batch`."""
         samples = self.training(job).samples
         if is_pictures(samples):
             counted = (self.counter[rows], self.lengths[rows], self.steps[rows])
@@ -224,13 +224,13 @@ class CudaEngine(Engine):
         return self.gathered(samples, *self.now(rows), self.training(job).batch_size)
 
     def now(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """What tells these rows' next batches: their samples in order, how many steps are done, and of how many."""
+        """Return what determines the rows' next batches: sample order, number of completed steps, number of steps."""
         return self.order[rows], self.counter[rows], self.lengths[rows]
 
     def gather(
         self, samples: Samples, order: Tensor, counter: Tensor, lengths: Tensor, batch_size: int
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some rows' next batches, one row after another."""
+        """Return inputs and targets of the rows' next batches, one row after another."""
         chosen = next_samples(order, counter, lengths, batch_size).flatten()
         return self.asked(samples, chosen), samples.targets(chosen)
 
@@ -246,7 +246,7 @@ class CudaEngine(Engine):
         *,
         full: bool = False,
     ) -> None:
-        """The optimiser's step of these rows, and the count; `full`: no gradient is in half precision."""
+        """Apply the optimizer step of these rows and count it. `full`: no gradient is in half precision."""
         training, counter, lengths = self.training(job), self.counter[rows], self.lengths[rows]
         update_rows(
             training.optimizer,
@@ -265,7 +265,7 @@ class CudaEngine(Engine):
         count_step(counter, lengths, losses, self.total[rows])
 
     def empty_batch(self, job: TrainJob, rows: int) -> tuple[Tensor, Tensor]:
-        """Memory for the next batch of some rows: inputs channels last, targets."""
+        """Allocate memory for the next batch of some rows: channels-last inputs and targets."""
         samples, count = self.training(job).samples, rows * self.training(job).batch_size
         probe = torch.zeros(1, dtype=torch.int64, device=self.device)
         inputs = self.asked(samples, probe).expand(count, *(-1 for _ in samples.inputs(probe).shape[1:]))
@@ -280,7 +280,7 @@ class CudaEngine(Engine):
         half: Tensor | None = None,
         buffers: dict[str, Tensor] | None = None,
     ) -> list[nn.Parameter]:
-        """Make a model's tensors views of a row; what computes in half precision, of the row's half-precision copy."""
+        """Make a model's tensors views of a row, or of its half-precision copy for layers in half precision."""
         views = self.population.layout.views(row)
         if self.half is not None:
             halves = self.population.layout.views(row.to(torch.bfloat16) if half is None else half)
@@ -289,27 +289,28 @@ class CudaEngine(Engine):
         return point(model, views, {name: values[number] for name, values in buffers.items()})
 
     def inputs(self, values: Tensor) -> Tensor:
-        """Normalised samples in the precision and the memory format that the model computes in.
+        """Convert normalised samples to the precision and memory format of the model.
 
-        A series stays in float32: its level would drown its movement, and a forecaster scales it itself.
+        A series stays in float32, because half precision would lose small changes at a high level. A forecaster scales
+        it itself.
         """
         values = values if self.members[0].classes is None else values.to(self.dtype)
         return values.contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
 
     def asked(self, samples: Samples, index: Tensor) -> Tensor:
-        """The model's inputs for some samples."""
+        """Return the model's inputs for some samples."""
         return self.inputs(samples.inputs(index))
 
     def outputs(self, values: Tensor) -> Tensor:
-        """What the loss is computed from: never less than the parameters' precision."""
+        """Convert outputs for the loss to at least the precision of the parameters."""
         return values.to(self.population.base.dtype)
 
     def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """What is asked in place of a model in eval mode: itself."""
+        """Return the function that evaluates a model in eval mode: here the model itself."""
         return model
 
     def _score(self, model: nn.Module, jobs: Sequence[ScoreJob]) -> Tensor:
-        """The sums of some scores of one model, [jobs, 1 + tallied], still on the card: waiting is for the caller."""
+        """Return the score sums of one model, [jobs, 1 + tallied], on the GPU. The caller waits for them."""
         first, member = jobs[0], self.members[jobs[0].run]
         mean = first.node is None
         buffers = self.population.mean_buffers if mean else self.population.buffers
@@ -317,33 +318,33 @@ class CudaEngine(Engine):
         ask = self.asks(model.eval())
         (samples, chosen), loss = self.parts(jobs), member.training.loss
         sums = torch.zeros(len(jobs), 1 + member.tallied, dtype=torch.float64, device=self.device)
-        found: list[Tensor] = []  # the errors of each sample, where the loss is one of them
+        per_sample: list[Tensor] = []  # the errors of each sample, if the loss is one of them
         for piece in torch.cat(chosen).split(EVALUATION_BATCH):
-            if not len(piece):  # a node may have no sample to be scored on
+            if not len(piece):  # a node may have no samples for scoring
                 continue
             targets = samples.targets(piece)
             outputs = self.outputs(ask(self.asked(samples, piece)))
             if loss in BY_SAMPLE:
-                found.append(sample_errors(outputs, targets))
+                per_sample.append(sample_errors(outputs, targets))
             else:
                 sums[0, 0] += loss(outputs, targets).double() * len(targets)
                 sums[0, 1:] += tally(outputs, targets, member.classes)
-        if found:
-            # each part's own sum: adding by index would be by atomics, whose order does not repeat
-            errors = torch.stack([own.sum(dim=0) for own in torch.cat(found).split([*map(len, chosen)])])
+        if per_sample:
+            # sum each part separately: index_add would use atomics, whose order is not reproducible
+            errors = torch.stack([part.sum(dim=0) for part in torch.cat(per_sample).split([*map(len, chosen)])])
             sums += with_loss(errors, loss)
         return sums
 
     def parts(self, jobs: Sequence[ScoreJob]) -> tuple[Samples, list[Tensor]]:
-        """The set of samples that these jobs are about, and the samples of each."""
-        found = [self.samples(job) for job in jobs]
-        samples = found[0][0]
+        """Return the dataset of these jobs, and the sample indices of each job."""
+        pairs = [self.samples(job) for job in jobs]
+        samples = pairs[0][0]
         everything = torch.arange(len(samples), device=self.device)
-        return samples, [everything if part is None else part.to(self.device) for _, part in found]
+        return samples, [everything if part is None else part.to(self.device) for _, part in pairs]
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
-        """The precision and the kernel plan that the run asked for, and the user's own afterwards."""
+        """Context with the run's precision and determinism settings. The previous settings are restored afterwards."""
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         before = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
         cudnn.benchmark, cudnn.deterministic = not self.deterministic, self.deterministic

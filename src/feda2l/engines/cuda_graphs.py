@@ -1,4 +1,4 @@
-"""The general GPU engine: each node's training step captured once as a CUDA graph, replayed on the node's stream."""
+"""The general GPU engine: each node's training step is captured once as a CUDA graph and replayed on a stream."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -18,21 +18,21 @@ STREAMS = 16
 
 @dataclass
 class _Node:
-    """A row's own model object, whose tensors are views of the row, and its captured step."""
+    """The model object of a row, whose tensors are views of the row, and its captured step."""
 
     model: nn.Module
     parameters: list[nn.Parameter]
     stream: torch.cuda.Stream
-    addresses: Tensor  # of the gradients, for the update kernel
+    addresses: Tensor  # addresses of the gradients, for the update kernel
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
     batch: tuple[Tensor, ...] = ()  # kept alive for the graph
-    local: LocalStep | None = None  # the algorithm's part
-    perturbed_model: tuple[nn.Module, list[nn.Parameter]] | None = None  # a model at the point that it climbs to
-    draws: torch.Generator = field(default_factory=lambda: torch.Generator("cuda"))  # for its dropout
+    local: LocalStep | None = None  # the algorithm's part of the step
+    perturbed_model: tuple[nn.Module, list[nn.Parameter]] | None = None  # a model at the ascent point (SAM)
+    draws: torch.Generator = field(default_factory=lambda: torch.Generator("cuda"))  # dropout generator of the node
 
 
 class CudaGraphs(CudaEngine):
-    """Any model. Unequal shards cost what they hold: a row's graph is replayed for as many steps as it has."""
+    """Engine for any model. Shards may have unequal sizes: each row's graph is replayed once per step of that row."""
 
     name = "cuda_graphs"
 
@@ -40,7 +40,7 @@ class CudaGraphs(CudaEngine):
         self.make_room(len(self.population.base))
         self.nodes: dict[int, _Node] = {}
         self.streams = [torch.cuda.Stream(self.device) for _ in range(STREAMS)]
-        # graphs that share a stream run one after the other and can share memory
+        # graphs on the same stream run one after the other, so they can share memory
         self.pools = [torch.cuda.graph_pool_handle() for _ in self.streams]
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class CudaGraphs(CudaEngine):
         return [totals[job.row] / len(plan) for job, plan in zip(jobs, plans, strict=True)]
 
     def _capture(self, job: TrainJob) -> _Node:
-        """Build a row's model over its views, warm it up and capture its step; the row is left as it was."""
+        """Build a row's model on its views, warm it up and capture its step. The values of the row do not change."""
         population, row = self.population, job.row
         model = copy.deepcopy(self.model).to(self.device).train()
         parameters = self.point(model, population.trained[row], row, None if self.half is None else self.half[row])
@@ -102,7 +102,7 @@ class CudaGraphs(CudaEngine):
         return node
 
     def _localise(self, node: _Node, job: TrainJob) -> None:
-        """Give a row its algorithm's part in the step."""
+        """Add the algorithm's part to the step of a row."""
         population, row, algorithm = self.population, job.row, self.training(job).algorithm
         if algorithm.trains_plainly:
             return
@@ -110,7 +110,7 @@ class CudaGraphs(CudaEngine):
         views = population.layout.views
         node.local = LocalStep(algorithm, population.trained[row], population.base[row], algorithm_state, views)
         if node.local.perturbed is not None:
-            # its statistics are its own, so that a batch counts once in the node's
+            # separate running statistics, so that each batch updates those of the node only once
             perturbed_model = copy.deepcopy(self.model).to(self.device).train()
             buffers = {name: values.clone() for name, values in population.buffers.items()}
             node.perturbed_model = (
@@ -124,7 +124,7 @@ class CudaGraphs(CudaEngine):
             if batch is None:
                 node.graph.replay()
                 return
-            # a smaller last batch is rare and short, so it is not captured; the graph keeps its own addresses
+            # a smaller last batch is rare and short, so it runs without capture; the graph keeps its addresses
             samples, chosen = self.training(job).samples, batch.to(self.device)
             loose = replace(node, addresses=torch.empty_like(node.addresses))
             self.population.steps[job.row] += 1
@@ -133,7 +133,7 @@ class CudaGraphs(CudaEngine):
 
     @contextmanager
     def _drawing(self, node: _Node) -> Iterator[None]:
-        """Let the card's default generator, which dropout asks, be this node's own for a while."""
+        """Context in which the GPU's default generator, used by dropout, is the generator of this node."""
         default = torch.cuda.default_generators[self.device.index or 0]
         before = default.graphsafe_get_state()
         default.graphsafe_set_state(node.draws)
@@ -145,7 +145,7 @@ class CudaGraphs(CudaEngine):
     def _learn(
         self, node: _Node, job: TrainJob, inputs: Tensor, targets: Tensor, chosen: Tensor | None = None
     ) -> list[Tensor]:
-        """Batch, forward, backward and update of one row; returns the gradients, whose memory the update reads."""
+        """Take a batch, run forward and backward, and update one row. Return the gradients that the update reads."""
         rows = slice(job.row, job.row + 1)
         population, training, base_outputs = self.population, self.training(job), None
         if training.algorithm.uses_base_outputs:

@@ -1,8 +1,8 @@
-"""Triton kernels around a training step: take the batches, update the rows, count. Only imported on a GPU.
+"""Triton kernels around a training step: take the batches, update the rows, count. Imported on a GPU only.
 
-A step is bound by the number of kernels and by passes over the parameters, so each of these does in one launch and
-one pass what eager code does in seven and ten. `counter` is a row's step in this round, `lengths` how many it has: a
-row that is done is left as it is.
+Kernel launches and passes over the parameters limit the speed of a step. Each kernel here does in one launch and one
+pass what eager code does in seven launches and ten passes. `counter` is the index of a row's step in this round and
+`lengths` the number of its steps. A row that has finished does not change.
 """
 
 import torch
@@ -47,7 +47,7 @@ def _update(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     block, row = tl.program_id(0), tl.program_id(1)
     if tl.load(counter + row) < tl.load(lengths + row):
-        # the table's line of this block: slot, first element in it, the slot's start, its size, half precision?
+        # this block's row of the table: slot, first element in the slot, start of the slot, its size, half precision?
         line = table + block * 5
         slot, size = tl.load(line), tl.load(line + 3)
         inside = tl.load(line + 1) + tl.arange(0, SIZE)
@@ -68,7 +68,7 @@ def _update(  # type: ignore[no-untyped-def]
         if KIND == 0:
             g += weight_decay * p
             share = tl.load(momentum + row)
-            if share != 0.0:  # without momentum its memory is left alone: two passes fewer
+            if share != 0.0:  # without momentum, skip its buffer: saves two passes
                 g += share * tl.load(first + place, mask=mask, other=0.0)
                 tl.store(first + place, g, mask=mask)
             p -= rate * g
@@ -84,7 +84,7 @@ def _update(  # type: ignore[no-untyped-def]
             step = tl.load(steps + row).to(kind)
             one = 1.0 - tl.exp2(step * -0.15200309344504995)  # .9^t as 2^(t log2 .9)
             two = 1.0 - tl.exp2(step * -0.0014434168696687186)  # .999^t
-            p -= rate / one * m / (tl.sqrt(v * (1.0 / two)) + 1e-8)  # one division a number, not two
+            p -= rate / one * m / (tl.sqrt(v * (1.0 / two)) + 1e-8)  # one division per number instead of two
             tl.store(first + place, m, mask=mask)
             tl.store(second + place, v, mask=mask)
         tl.store(parameters + place, p, mask=mask)
@@ -104,7 +104,7 @@ def _count(counter, lengths, loss, total, rows, SIZE: tl.constexpr):  # type: ig
 
 
 def update_table(layout: Layout, half: list[bool], device: torch.device) -> Tensor:
-    """What each program of the update works on, [blocks, 5]."""
+    """Return the work of each program of the update kernel, [blocks, 5]."""
     lines = [
         (number, first, slot.start, slot.size, int(in_half))
         for number, (slot, in_half) in enumerate(zip(layout.slots, half, strict=True))
@@ -124,9 +124,9 @@ def take_batches(
     inputs: Tensor,
     targets: Tensor,
 ) -> None:
-    """inputs, targets <- every row's batch number `counter`: bytes -> normalised values, channels last.
+    """Write every row's batch number `counter` to `inputs` (normalised, channels last) and `targets`.
 
-    `order` is [rows, samples]; `targets` [rows * batch]; counts the optimiser's steps.
+    `order` is [rows, samples], `targets` is [rows * batch]. The kernel also increments the optimizer steps.
     """
     rows, channels, pixels = len(order), x.shape[1], x.shape[2] * x.shape[3]
     batch = len(targets) // rows
@@ -151,7 +151,7 @@ def update_rows(
     lengths: Tensor,
     weight_decays: Tensor,
 ) -> None:
-    """The optimiser's step of every row [rows, width]; `gradients` holds the address of each slot's, [rows, *shape]."""
+    """Apply the optimizer step to all rows [rows, width]. `gradients` has the address of each slot's [rows, *shape]."""
     _update[(len(table), len(parameters))](
         parameters, optimizer_state[0], optimizer_state[-1], parameters if half is None else half, parameters.stride(0),
         gradients, table, rates, rates.shape[1], momentum, steps, counter, lengths, weight_decays,
@@ -160,5 +160,5 @@ def update_rows(
 
 
 def count_step(counter: Tensor, lengths: Tensor, loss: Tensor, total: Tensor) -> None:
-    """The step is done: every row that took part adds its loss and goes on to its next batch."""
+    """Complete a step: each active row adds its loss to its total and advances to its next batch."""
     _count[(1,)](counter, lengths, loss, total, len(counter), SIZE=triton.next_power_of_2(len(counter)))

@@ -1,8 +1,8 @@
-"""`timer_passes` as Triton kernels, one pass each way: operators that the compiler calls and does not look into.
+"""`timer_passes` as Triton kernels with one pass forward and one backward, as opaque custom operators.
 
-What the compiler makes of them is bound by arithmetic (an error function and a hash for every number, forward and back)
-and passes over gradients once more for every bias. Here the way back multiplies by slopes that were kept, and makes the
-sums for biases as it goes. Only imported on a GPU.
+The compiled version is limited by arithmetic (an error function and a hash per number, forward and backward) and reads
+the gradients again for every bias. Here the backward pass multiplies by stored slopes and sums for the biases in the
+same pass. Imported on a GPU only.
 """
 
 from collections.abc import Sequence
@@ -24,39 +24,39 @@ from feda2l.engines.cuda_timer_kernels import (
 )
 from feda2l.engines.timer_passes import DropoutMask
 
-SIZE = 1024  # numbers of a program of `activated`
-ROWS = 4  # tokens that a program of `normed` takes at a time
-WARPS = 8  # of `normed`'s way back, which keeps most in registers
-LINE = 1024  # numbers of a token that attention takes at a time
-REGISTERS = 168  # of a thread of attention's way back
-AT_ONCE = 3  # programs of a way back that a processor has registers for
+SIZE = 1024  # numbers per program of `activated`
+ROWS = 4  # tokens that a program of `normed` handles at a time
+WARPS = 8  # warps of the backward pass of `normed`, which keeps most values in registers
+LINE = 1024  # numbers of a token that attention handles at a time
+REGISTERS = 168  # registers per thread of the backward pass of attention
+AT_ONCE = 3  # backward programs that fit into the registers of a multiprocessor
 
 
-# --- the passes, as `timer_passes` has them --------------------------------------------------------------------
+# --- the same functions as in `timer_passes` -------------------------------------------------------------------
 
 
 def attended(
     projected: Sequence[Tensor], biases: Sequence[Tensor], tokens: int, heads: int, dropout: DropoutMask
 ) -> Tensor:
-    """Attention of queries, keys and values without its products."""
+    """Return attention of queries, keys and values, without the matrix products of the projections."""
     mixed: Tensor = _attended(*projected, *biases, tokens, heads, *_drawn(dropout))[0]
     return mixed
 
 
 def activated(x: Tensor, bias: Tensor, dropout: DropoutMask) -> Tensor:
-    """dropout(gelu(x + bias))."""
+    """Return dropout(gelu(x + bias))."""
     out: Tensor = _activated(x, bias, *_drawn(dropout), x.requires_grad)[0]
     return out
 
 
 def normed(x: Tensor, update: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, dropout: DropoutMask) -> Tensor:
-    """norm(x + dropout(update + bias)) times weight plus shift."""
+    """Return norm(x + dropout(update + bias)) * weight + shift."""
     out: Tensor = _normed(x, update, bias, weight, shift, *_drawn(dropout))[0]
     return out
 
 
 def _drawn(dropout: DropoutMask) -> tuple[Tensor | None, float]:
-    """What the operators take of a dropout."""
+    """Return a dropout as operator arguments."""
     if dropout.idle:
         return None, 0.0
     assert dropout.draws is not None
@@ -64,7 +64,7 @@ def _drawn(dropout: DropoutMask) -> tuple[Tensor | None, float]:
 
 
 def _dropping(draws: Tensor | None, chance: float, like: Tensor) -> tuple[Tensor, int, dict[str, Any]]:
-    """What the kernels take of it: the draws and how far apart the rows' are, and what they are compiled for."""
+    """Return a dropout as kernel arguments: the draws, the stride between rows, and compile-time constants."""
     constants = {"THRESHOLD": DropoutMask(draws, 0, chance).threshold, "DROPS": draws is not None}
     return (like, 0, constants) if draws is None else (draws, draws.stride(0), constants)
 
@@ -188,18 +188,18 @@ def _attended_back(
 
 
 def _windows(width: int) -> int:
-    """How many windows attention takes at a time."""
+    """Return the number of windows that attention handles at a time."""
     return max(1, LINE // width)
 
 
 def _alike(*biases: Tensor) -> tuple[Tensor, ...]:
-    """Biases [rows, width] whose rows lie equally far apart, as those of one population do."""
+    """Return biases [rows, width] with equal strides between rows, as in one population."""
     same = len({bias.stride(0) for bias in biases}) == 1
     return biases if same else tuple(bias.contiguous() for bias in biases)
 
 
 def _parts(like: Tensor, count: int, step: int) -> tuple[int, int]:
-    """In how many parts a row's `count` places are added up, so that programs fill the card once; places a part has."""
+    """Split the sum over a row's `count` places into parts that fill the GPU once. Return (parts, places per part)."""
     parts = max(1, AT_ONCE * _processors(like.device) // len(like))
     each = triton.cdiv(count, parts * step) * step
     return triton.cdiv(count, each), each
@@ -207,12 +207,12 @@ def _parts(like: Tensor, count: int, step: int) -> tuple[int, int]:
 
 @cache
 def _processors(device: torch.device) -> int:
-    on_card = device.type == "cuda"  # elsewhere kernels are interpreted
+    on_card = device.type == "cuda"  # on a CPU the kernels are interpreted
     return torch.cuda.get_device_properties(device).multi_processor_count if on_card else 4
 
 
 def _added(sums: Tensor, like: Tensor) -> Tensor:
-    """The sum [..., width] of parts [..., parts, width], in the precision of `like`."""
+    """Return the sum [..., width] of parts [..., parts, width] in the dtype of `like`."""
     *kinds, parts, width = sums.shape
     out, columns = like.new_empty(*kinds, width), min(width, 128)
     add_parts[width // columns, sums.numel() // (parts * width)](
@@ -284,10 +284,10 @@ def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 def _through_attended(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
     *tensors, draws, mixed, level = ctx.saved_tensors
-    *found, sums = _attended_back(
+    *gradients, sums = _attended_back(
         tensors[:3], tensors[3:], ctx.tokens, ctx.heads, draws, ctx.chance, mixed, level, gradient
     )
-    return *found, *sums.unbind(), None, None, None, None
+    return *gradients, *sums.unbind(), None, None, None, None
 
 
 _activated.register_autograd(_through_activated, setup_context=_keep_slope)

@@ -1,7 +1,7 @@
-"""Node-batched kernels on a GPU: all nodes of a convolutional network, a ResNet or Timer in one product.
+"""The engine with node-batched kernels on a GPU: one product for all nodes of a CNN, a ResNet or a Timer.
 
-The forward pass is compiled, the step captured for groups of places. The rows that train in a round take the first
-places, longest shards first: a group waits only for rows as long as itself, and one without rows is left out.
+The forward pass is compiled, and the step is captured for groups of places. The rows that train in a round are assigned
+to places by decreasing shard length. So the rows of a group have similar lengths, and empty groups are skipped.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,36 +33,36 @@ from feda2l.round.local_step import LocalStep
 from feda2l.round.run import ERRORS
 from feda2l.round.train import Training
 
-SCORED = 10  # models that are scored together; fewer do not pay for compiling
+SCORED = 10  # models that are scored together; for fewer models, compiling does not pay off
 SCORED_BATCH = 1000
 
-# outputs of k rows and, where there are running statistics, what their normalisations saw; from parameters
-# [k, *shape], inputs [k, batch, ...] and what dropout draws from
+# (parameters [k, *shape], inputs [k, batch, ...], dropout draws) -> (outputs of k rows, batch statistics of BatchNorm
+# or None)
 Forward = Callable[[Sequence[Tensor], Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 @dataclass
 class _Group:
-    """Places whose rows step together, and their captured step."""
+    """Places whose rows take their steps together, and the captured step."""
 
     places: slice
     algorithm: Algorithm
     stream: torch.cuda.Stream
-    addresses: Tensor  # of the gradients, for the update kernel
+    addresses: Tensor  # addresses of the gradients, for the update kernel
     batch: tuple[Tensor, Tensor]
-    local: LocalStep | None = None  # the algorithm's part
+    local: LocalStep | None = None  # the algorithm's part of the step
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
 
 
 def sample_mask(sizes: Tensor, counter: Tensor, lengths: Tensor, batch_size: int) -> Tensor:
-    """Which places of some rows' next batches hold a sample, [rows, batch]; `sizes` has how many every batch has."""
+    """Return a mask [rows, batch] of the samples in each row's next batch. `sizes` has the size of every batch."""
     return torch.arange(batch_size, device=sizes.device) < sizes.gather(1, step_of(counter, lengths))
 
 
 class CudaStacked(CudaEngine):
-    """Groups of rows through node-batched kernels, on copies of the matrices by place that live for a round.
+    """Engine that trains groups of rows with node-batched kernels. The rows are copied to places for one round.
 
-    Rows whose algorithms train differently go in groups of their own.
+    Rows with different local training (by algorithm) are in different groups.
     """
 
     name = "cuda_batched"
@@ -71,21 +71,25 @@ class CudaStacked(CudaEngine):
         population, members = self.population, self.members
         rows = [(shard, member.training) for member in members for shard in member.shards]
         lengths = [[member.training.steps(len(shard)) for shard in member.shards] for member in members]
-        self.length = [length for own in lengths for length in own]  # of every row
+        self.length = [length for row_lengths in lengths for length in row_lengths]  # steps of every row
         self.kind = [training.algorithm.kind for _, training in rows]
-        kinds: dict[str, list[int]] = {}  # rows that train alike
+        kinds: dict[str, list[int]] = {}  # rows with the same local training
         for row, kind in enumerate(self.kind):
             kinds.setdefault(kind, []).append(row)
-        self.first: dict[str, int] = {}  # place of a kind
+        self.first: dict[str, int] = {}  # first place of each kind
         self.spans: list[tuple[slice, Algorithm]] = []
         for kind, alike in kinds.items():
             first = self.first[kind] = self.spans[-1][0].stop if self.spans else 0
-            runs = [own for own, member in zip(lengths, members, strict=True) if member.training.algorithm.kind == kind]
+            runs = [
+                row_steps
+                for row_steps, member in zip(lengths, members, strict=True)
+                if member.training.algorithm.kind == kind
+            ]
             size = group_size(runs, population.layout.width)
             algorithm = rows[alike[0]][1].algorithm
             starts = range(first, first + len(alike), size)
             self.spans += [(slice(start, start + size), algorithm) for start in starts]
-        places = self.spans[-1][0].stop  # a few more than rows, where groups do not divide them
+        places = self.spans[-1][0].stop  # a few more than rows if the group size does not divide their number
         self.make_room(places)
 
         def by_place(matrix: Tensor) -> Tensor:
@@ -94,26 +98,26 @@ class CudaStacked(CudaEngine):
         self.parameters, self.steps = by_place(population.base), by_place(population.steps)
         self.optimizer_state = [by_place(matrix) for matrix in population.optimizer_state.values()]
         self.tables = torch.zeros(places, 1, dtype=torch.int64, device=self.device)
-        # what the algorithms' parts in a step read, by place; nothing where all train plainly
+        # inputs of the algorithms' parts of a step, by place; empty if all rows use plain SGD or Adam steps
         modified = any(kinds)
         self.base = by_place(population.base) if modified else None
         self.algorithm_state = {
             name: by_place(matrix) for name, matrix in population.algorithm_state.items() if modified
         }
         self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
-        self.groups: dict[int, _Group] = {}  # by the number of the span, once it is used
+        self.groups: dict[int, _Group] = {}  # by index of the span, created on first use
         self.together = compiled(self._forward())
-        # how one ResNet alone is scored; the others answer together, or are asked as they are
+        # scores a single ResNet; other models are scored together or without compiling
         self.folded = FoldedNorms(self.model, self.device) if isinstance(self.model, ResNet) else None
         if self.folded is not None:
             self.alone = compiled(partial(functional_call, self.folded.template))
-        # what differs from step to step: how many samples a batch has, where they are few, and what dropout draws from
+        # values that differ between steps: the batch sizes (if some are smaller), and the seeds of dropout
         self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
         self.sizes = torch.zeros(places, 0, dtype=torch.int32, device=self.device)
         self.draws = torch.zeros(places, dtype=torch.int32, device=self.device)
-        # compiled, since a step on windows is sixty small kernels longer without
+        # compiled, because it saves sixty small kernels in a step on windows
         self.gathered = compiled(self.gather)
-        self.there: Callable[..., Tensor] = compiled(sample_mask)
+        self.valid: Callable[..., Tensor] = compiled(sample_mask)
         self.drawn: Callable[..., Tensor] = compiled(draws_of)
         self.statistics = RunningStatistics(self.model, population, places) if population.buffers else None
 
@@ -136,7 +140,7 @@ class CudaStacked(CudaEngine):
         return lambda parameters, x, draws: (plain(parameters, x), None)
 
     def _compiled(self, training: Training) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        """The objective of k rows, from parameters [k, *shape], and what their normalisations saw."""
+        """Return the compiled objective of k rows of parameters [k, *shape], with the batch statistics of BatchNorm."""
         forward, loss, algorithm = self._forward(), training.loss, training.algorithm
 
         def losses(
@@ -144,62 +148,64 @@ class CudaStacked(CudaEngine):
             x: Tensor,
             targets: Tensor,
             base_outputs: Tensor | None,
-            there: Tensor | None,
+            valid: Tensor | None,
             draws: Tensor | None,
         ) -> tuple[Tensor, Tensor | None]:
             answers, seen = forward(parameters, x, draws)
             outputs = self.outputs(answers)
-            return algorithm.loss(batch_losses(loss, outputs, targets, there), outputs, targets, base_outputs), seen
+            return algorithm.loss(batch_losses(loss, outputs, targets, valid), outputs, targets, base_outputs), seen
 
         return compiled(losses)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
-        """Models that are asked about the whole test set answer together, each batch read once for all of them."""
+        """Score models. Those that use the whole test set are evaluated together, so each batch is read only once."""
         together = [job for job in jobs if job == ScoreJob(job.row, job.run, job.node, local=False)]
         if len(together) < SCORED or self.members[0].classes is None or isinstance(self.model, ResNet):
             return super().score(jobs)
         with self.numerics(), torch.no_grad():
             chunks = [together[start : start + SCORED] for start in range(0, len(together), SCORED)]
             sums = torch.cat([self._score_chunk(chunk) for chunk in chunks]).tolist()
-        found = {job: Score(loss, right) for job, (loss, *right) in zip(together, sums, strict=True)}
-        others = [job for job in jobs if job not in found]
-        found |= zip(others, super().score(others), strict=True)
-        return [found[job] for job in jobs]
+        results = {job: Score(loss, right) for job, (loss, *right) in zip(together, sums, strict=True)}
+        others = [job for job in jobs if job not in results]
+        results |= zip(others, super().score(others), strict=True)
+        return [results[job] for job in jobs]
 
     def answers(self, groups: Sequence[Sequence[ScoreJob]]) -> list[Tensor]:
-        """Forecasters answer together, each about its own windows."""
+        """Evaluate forecasters together, each on its own windows."""
         if not isinstance(self.model, Timer):
             return super().answers(groups)
-        found = dict[int, Tensor]()
-        for local in {jobs[0].local for jobs in groups}:  # each of the two sets of samples by itself
+        results = dict[int, Tensor]()
+        for local in {jobs[0].local for jobs in groups}:  # training and test samples separately
             numbers = [number for number, jobs in enumerate(groups) if jobs[0].local is local]
             asked = [self.parts(groups[number]) for number in numbers]
             states = [self.state(groups[number][0]).to(self.dtype) for number in numbers]
             requests = [ForecastRequest(state, parts) for state, (_, parts) in zip(states, asked, strict=True)]
             sums = summed_errors(requests, partial(self._errors, asked[0][0]), len(ERRORS))
-            found |= zip(numbers, sums, strict=True)
+            results |= zip(numbers, sums, strict=True)
         losses = [self.members[jobs[0].run].training.loss for jobs in groups]
-        return [with_loss(found[number], loss) for number, loss in enumerate(losses)]
+        return [with_loss(results[number], loss) for number, loss in enumerate(losses)]
 
     def _errors(self, samples: Samples, rows: Tensor, chosen: Tensor) -> Tensor:
-        """The errors of each of some samples, [rows, samples, 2], that each row is asked about."""
+        """Return the errors [rows, samples, 2] of each row on its own samples."""
         asked, targets = self.asked(samples, chosen.flatten()), samples.targets(chosen.flatten())
         outputs = self.outputs(self.together(self._leaves(rows), asked.unflatten(0, chosen.shape), None)[0])
         errors: Tensor = sample_errors(outputs.flatten(0, 1), targets).unflatten(0, chosen.shape)
         return errors
 
     def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """A ResNet's compiled forward pass: all between two products is one pass over what they wrote."""
+        """Return the compiled forward pass of a ResNet, which fuses all operations between two convolutions."""
         if self.folded is None:
             return super().asks(model)
         tensors = self.folded.tensors(model)
         return lambda inputs: self.alone(tensors, (inputs,))
 
     def _score_chunk(self, jobs: list[ScoreJob]) -> Tensor:
-        """The sum of losses and the right answers by class of some models, [models, 1 + classes], on the card."""
-        member = self.members[jobs[0].run]  # a pack has one test set
+        """Return loss sums and correct predictions per class of some models, [models, 1 + classes], on the GPU."""
+        member = self.members[jobs[0].run]  # all runs of a pack share one test set
         assert member.classes is not None
-        rows = [self.state(job) for job in (*jobs, *jobs[:1] * (SCORED - len(jobs)))]  # one shape, one compilation
+        rows = [
+            self.state(job) for job in (*jobs, *jobs[:1] * (SCORED - len(jobs)))
+        ]  # pad to one shape to compile once
         leaves = self._leaves(torch.stack(rows).to(self.dtype))
         sums = torch.zeros(len(rows), 1 + member.classes, dtype=torch.float64, device=self.device)
         for piece in torch.arange(len(member.test), device=self.device).split(SCORED_BATCH):
@@ -248,7 +254,7 @@ class CudaStacked(CudaEngine):
         return [totals[job.row] / len(plan) for job, plan in zip(placed, plans, strict=True)]
 
     def _placed(self, jobs: Sequence[TrainJob]) -> list[TrainJob]:
-        """The same jobs, each at a place of its kind: the longest first."""
+        """Return the jobs with places of their kind, longest first."""
         order = sorted(range(len(jobs)), key=lambda i: -self.length[jobs[i].row])
         left, place = dict(self.first), dict[int, int]()
         for i in order:
@@ -257,7 +263,7 @@ class CudaStacked(CudaEngine):
         return [job._replace(row=place[i]) for i, job in enumerate(jobs)]
 
     def _replay(self, job: TrainJob) -> None:
-        """All steps of the round, the groups side by side; one that is used for the first time is captured before."""
+        """Replay all steps of the round, with the groups on parallel streams. A new group is captured first."""
         lengths = self.lengths.tolist()
         longest = [max(lengths[places]) for places, _ in self.spans]
         used = [number for number, length in enumerate(longest) if length]
@@ -276,7 +282,7 @@ class CudaStacked(CudaEngine):
             present.wait_stream(self.groups[number].stream)
 
     def _set_sizes(self, places: Tensor, plans: Sequence[Sequence[Tensor | None]], batch: int) -> None:
-        """How many samples each batch of this round has."""
+        """Set the number of samples in each batch of this round."""
         sizes = [torch.tensor([batch if step is None else len(step) for step in plan]) for plan in plans]
         table = torch.nn.utils.rnn.pad_sequence(sizes, batch_first=True, padding_value=batch).int()
         if table.shape[1] > self.sizes.shape[1]:
@@ -285,7 +291,7 @@ class CudaStacked(CudaEngine):
         self.sizes[places, : table.shape[1]] = table.to(self.device)
 
     def _capture(self, places: slice, algorithm: Algorithm, job: TrainJob) -> _Group:
-        """Warm a group up and capture its step; its rows are left as they were."""
+        """Warm up a group and capture its step. The values of its rows do not change."""
         slots = len(self.population.layout.slots)
         addresses = torch.zeros(slots, dtype=torch.int64, device=self.device)
         stream = torch.cuda.Stream(self.device)
@@ -314,7 +320,7 @@ class CudaStacked(CudaEngine):
         return group
 
     def _learn(self, group: _Group, job: TrainJob) -> list[Tensor]:
-        """Batch, forward, backward and update of a group; returns the gradients, whose memory the update reads."""
+        """Take a batch, run forward and backward, and update a group. Return the gradients that the update reads."""
         places, local, rows = group.places, group.local, group.places.stop - group.places.start
         counter, lengths = self.counter[places], self.lengths[places]
         base_outputs = None
@@ -323,14 +329,14 @@ class CudaStacked(CudaEngine):
             samples = next_samples(*self.now(places), self.training(job).batch_size)
             base_outputs = self.base_outputs[self.tables[places], samples]
         inputs, targets = self.take(places, job, group.batch)
-        there = None if self.whole else self.there(self.sizes[places], counter, lengths, len(inputs) // rows)
+        valid = None if self.whole else self.valid(self.sizes[places], counter, lengths, len(inputs) // rows)
         draws = self.drawn(self.draws[places], counter, dropouts(self.model)) if isinstance(self.model, Timer) else None
         x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
         x, answers = x.unflatten(0, (rows, -1)), targets.unflatten(0, (rows, -1))
 
         def gradients_at(values: Tensor, half: Tensor | None) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
             leaves = [leaf.detach().requires_grad_() for leaf in self._computed(values, half)]
-            losses, seen = self.losses[group.algorithm.kind](leaves, x, answers, base_outputs, there, draws)
+            losses, seen = self.losses[group.algorithm.kind](leaves, x, answers, base_outputs, valid, draws)
             return losses.detach(), seen, torch.autograd.grad(losses, leaves, torch.ones_like(losses))
 
         half = None if self.half is None else self.half[places]
@@ -339,7 +345,7 @@ class CudaStacked(CudaEngine):
             assert seen is not None
             self.statistics.learn(places, seen, (counter < lengths).unsqueeze(1))
         if local is not None:
-            # a batch counts once in the statistics: what the climbed point saw is left
+            # a batch updates the statistics once, so those at the ascent point are discarded
             gradients = local.modified_gradients(
                 gradients, lambda: () if local.perturbed is None else gradients_at(local.perturbed, None)[2]
             )
@@ -352,14 +358,14 @@ class CudaStacked(CudaEngine):
         return kept
 
     def _computed(self, values: Tensor, half: Tensor | None) -> list[Tensor]:
-        """What some rows compute with: where there are half-precision copies, those of all but BatchNorm's tensors."""
+        """Return the tensors that the rows compute with: half-precision copies if any, except for BatchNorm."""
         leaves = self._leaves(values)
         if half is None:
             return leaves
         return [h if in_half else v for v, h, in_half in zip(leaves, self._leaves(half), self.in_half, strict=True)]
 
     def _leaves(self, rows: Tensor) -> list[Tensor]:
-        """The tensors of some rows; kernels as [rows, channels, inner], which is how they lie in memory."""
+        """Return the tensors of some rows, with kernels as [rows, channels, inner] in memory order."""
         slots = self.population.layout.slots
         columns = [rows[:, slot.start : slot.start + slot.size] for slot in slots]
         shapes = [(slot.shape[0], -1) if len(slot.shape) == 4 else slot.shape for slot in slots]

@@ -1,10 +1,11 @@
-"""Triton kernels for what k Timers do between their products, and for the way back. Only imported on a GPU.
+"""Triton kernels for the operations of k Timers between matrix products, forward and backward. Imported on a GPU only.
 
-Arrays are [k, places, WIDTH], a place being a token; biases and weights [k, WIDTH], of which rows may lie apart.
-`draws` is what a dropout of each row is drawn from, THRESHOLD the first draw that is kept, `scale` 1 / (1 - chance).
-The way back adds up what a bias is given in parts, a program each, over `each` places, and `add_parts` adds these:
-nothing is added by atomics, so results repeat. Draws of every second site are not aligned, and one compilation serves
-all sites.
+Arrays are [k, places, WIDTH], where a place is a token. Biases and weights are [k, WIDTH] with any stride between rows.
+`draws` are the dropout seeds of each row, THRESHOLD is the first draw that is kept, `scale` is 1 / (1 - chance).
+
+In the backward pass each program sums the gradient of a bias over `each` places, and `add_parts` adds these parts.
+There are no atomics, so results are reproducible. The draws of every second site are not aligned, so the kernels are
+not specialised on alignment and one compilation serves all sites.
 """
 
 import triton
@@ -18,7 +19,7 @@ SPREAD = tl.constexpr(timer_passes.SPREAD)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _factor(place, draws, scale, THRESHOLD: tl.constexpr, DROPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What a number is multiplied by: 0 or 1 / (1 - chance); `kept` of timer_passes."""
+    """Return the dropout factor of each number: 0 or 1 / (1 - chance); the same as `kept` of timer_passes."""
     factor = tl.where(place >= 0, 1.0, 0.0)
     if DROPS:
         x = (place + tl.load(draws)) * SPREAD ^ tl.load(draws + 1)
@@ -38,7 +39,7 @@ def activate(  # type: ignore[no-untyped-def]
     inside = place < size
     v = tl.load(x + row * size + place, mask=inside, other=0.0).to(tl.float32)
     v += tl.load(bias + row * bias_stride + place % WIDTH).to(tl.float32)
-    # the normal distribution's tail by Abramowitz and Stegun 7.1.26, to 1e-7; its density is in it already
+    # normal distribution function by Abramowitz and Stegun 7.1.26, accurate to 1e-7; it also gives the density
     z = tl.abs(v) * 0.7071067811865476
     t = 1.0 / (1.0 + 0.3275911 * z)
     density = tl.exp(-z * z)
@@ -78,8 +79,8 @@ def normalise(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     place, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    there, inner = place < places, place[:, None] * WIDTH + column[None, :]
-    inside, start = there[:, None], row * places * WIDTH
+    valid, inner = place < places, place[:, None] * WIDTH + column[None, :]
+    inside, start = valid[:, None], row * places * WIDTH
     u = tl.load(update + start + inner, mask=inside, other=0.0).to(tl.float32)
     u += tl.load(bias + row * bias_stride + column).to(tl.float32)[None, :]
     s = tl.load(x + start + inner, mask=inside, other=0.0).to(tl.float32)
@@ -88,8 +89,8 @@ def normalise(  # type: ignore[no-untyped-def]
     mean = tl.sum(s, axis=1) / WIDTH
     s -= mean[:, None]
     inverse = tl.rsqrt(tl.sum(s * s, axis=1) / WIDTH + 1e-5)
-    tl.store(centre + row * places + place, mean, mask=there)
-    tl.store(spread + row * places + place, inverse, mask=there)
+    tl.store(centre + row * places + place, mean, mask=valid)
+    tl.store(spread + row * places + place, inverse, mask=valid)
     s *= inverse[:, None] * tl.load(weight + row * weight_stride + column).to(tl.float32)[None, :]
     s += tl.load(shift + row * shift_stride + column).to(tl.float32)[None, :]
     tl.store(out + start + inner, s.to(out.dtype.element_ty), mask=inside)
@@ -109,12 +110,12 @@ def normalise_back(  # type: ignore[no-untyped-def]
     of_shift = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     for step in range(0, each, ROWS):
         place = part * each + step + tl.arange(0, ROWS)
-        there, inner = place < places, place[:, None] * WIDTH + column[None, :]
-        inside = there[:, None]
+        valid, inner = place < places, place[:, None] * WIDTH + column[None, :]
+        inside = valid[:, None]
         g = tl.load(gradient + start + inner, mask=inside, other=0.0).to(tl.float32)
         s = tl.load(total + start + inner, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(centre + row * places + place, mask=there, other=0.0)
-        inverse = tl.load(spread + row * places + place, mask=there, other=0.0)
+        mean = tl.load(centre + row * places + place, mask=valid, other=0.0)
+        inverse = tl.load(spread + row * places + place, mask=valid, other=0.0)
         s = (s - mean[:, None]) * inverse[:, None]
         of_shift += g
         of_weight += g * s
@@ -134,12 +135,13 @@ def normalise_back(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _read(values, place, inside):  # type: ignore[no-untyped-def]
-    """What a token of some windows and heads has."""
+    """Load the values of one token for some windows and heads."""
     return tl.load(values + place, mask=inside, other=0.0).to(tl.float32)
 
 
-# In both a line is a head of a window, and a program takes LINES of them, so that all sums but those over windows are
-# made within a warp. `tokens` is TOKENS: loops that the compiler can count it unrolls, and runs out of registers.
+# In both kernels a line is one head of one window, and a program handles LINES of them. So all sums except those over
+# windows stay within a warp. `tokens` equals TOKENS: it is not a constant, because the compiler would unroll the loops
+# and run out of registers.
 
 
 @triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
@@ -152,8 +154,8 @@ def attend(  # type: ignore[no-untyped-def]
     row, depth = tl.program_id(1).to(tl.int64), tl.arange(0, DEPTH)
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     window, head, start = line // HEADS, line % HEADS, row * places * WIDTH
-    there, draws = window * TOKENS < places, draws + row * draws_stride
-    inside, column = there[:, None], head[:, None] * DEPTH + depth[None, :]
+    valid, draws = window * TOKENS < places, draws + row * draws_stride
+    inside, column = valid[:, None], head[:, None] * DEPTH + depth[None, :]
     first = window[:, None] * (TOKENS * WIDTH) + column
     bias_q = tl.load(of_query + row * bias_stride + column).to(tl.float32)
     bias_k = tl.load(of_key + row * bias_stride + column).to(tl.float32)
@@ -174,7 +176,7 @@ def attend(  # type: ignore[no-untyped-def]
         mixed /= norm[:, None]
         tl.store(out + start + first + i * WIDTH, mixed.to(out.dtype.element_ty), mask=inside)
         target = level + row * places * HEADS + (window * TOKENS + i) * HEADS + head
-        tl.store(target, highest + tl.log(norm), mask=there)
+        tl.store(target, highest + tl.log(norm), mask=valid)
 
 
 @triton.jit(do_not_specialize_on_alignment=["draws"])  # type: ignore[untyped-decorator]
@@ -197,17 +199,17 @@ def attend_back(  # type: ignore[no-untyped-def]
     sum_v = tl.zeros((LINES, DEPTH), dtype=tl.float32)
     for step in range(0, each, LINES // HEADS):
         window = part * each + step + tl.arange(0, LINES) // HEADS
-        there, first = window * TOKENS < places, window[:, None] * (TOKENS * WIDTH) + column
-        # all queries at once, [LINES, TOKENS, DEPTH], of which a thread has all tokens; then key by key
-        inside, every = there[:, None, None], first[:, None, :] + token[None, :, None] * WIDTH
+        valid, first = window * TOKENS < places, window[:, None] * (TOKENS * WIDTH) + column
+        # all queries at once, [LINES, TOKENS, DEPTH], where a thread holds all tokens; then one key at a time
+        inside, every = valid[:, None, None], first[:, None, :] + token[None, :, None] * WIDTH
         place = window[:, None] * TOKENS + token[None, :]
         q = (_read(query + start, every, inside) + bias_q[:, None, :]) * small
         g = _read(gradient + start, every, inside)
         met = tl.sum(g * _read(mixed + start, every, inside), axis=2)
-        top = tl.load(level + row * places * HEADS + place * HEADS + head[:, None], mask=there[:, None], other=0.0)
+        top = tl.load(level + row * places * HEADS + place * HEADS + head[:, None], mask=valid[:, None], other=0.0)
         for_q = tl.zeros((LINES, TOKENS, DEPTH), dtype=tl.float32)
         for j in range(tokens):
-            target, known = first + j * WIDTH, there[:, None]
+            target, known = first + j * WIDTH, valid[:, None]
             k = _read(key + start, target, known) + bias_k
             v = _read(value + start, target, known) + bias_v
             factor = _factor((place * TOKENS + j) * HEADS + head[:, None], draws, scale, THRESHOLD, DROPS)

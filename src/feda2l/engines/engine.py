@@ -1,4 +1,4 @@
-"""What every engine does: train rows of the population, and score them. `Rows` does it one node at a time."""
+"""The interface of all engines (train and score rows of a population), and `Rows`, which trains one node at a time."""
 
 import copy
 import ctypes
@@ -16,14 +16,14 @@ from feda2l.round.train import ForwardPass, Hyperparameters, Loss, NodeTraining,
 from feda2l.worker_pool import Pool, default_processes
 
 EVALUATION_BATCH = 500
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of <malloc.h>
 
 
 class ScoreJob(NamedTuple):
-    """Score one model: a node's aggregated one, or (node None) the run's mean model, on a set of samples.
+    """Score one model: the aggregated model of a node, or the mean model of the run if `node` is None.
 
-    That is the test set, the part of it that belongs to node `whose`, or (`local`) what a node does not train on; of
-    the test set the `batch`-th evaluation batch alone, if told.
+    The samples are the test set, its part that belongs to node `whose`, or with `local` the held-out samples of
+    the node. If `batch` is given, only this evaluation batch of the test set is used.
     """
 
     row: int
@@ -35,7 +35,7 @@ class ScoreJob(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Sums over samples: of the losses, and of right answers by class or of the `ERRORS` of numbers."""
+    """Sums over samples: the losses, and the correct predictions per class or the `ERRORS` of a regression."""
 
     loss: float
     tally: list[float]
@@ -46,13 +46,13 @@ class Score(NamedTuple):
 
 
 def sample_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The `ERRORS` of each sample of a batch, [n, 2]."""
-    error = (outputs - targets).double().reshape(len(targets), -1)  # a sample may have one number
+    """Return the `ERRORS` of each sample of a batch, [n, 2]."""
+    error = (outputs - targets).double().reshape(len(targets), -1)  # a sample may have a single number
     return torch.stack([error.square().mean(dim=1), error.abs().mean(dim=1)], dim=1)
 
 
 def tally(outputs: Tensor, targets: Tensor, classes: int | None) -> Tensor:
-    """What a score sums over the samples of a batch: right answers by class, or the `ERRORS` of numbers."""
+    """Return the sums over a batch: correct predictions per class, or the `ERRORS` of a regression."""
     if classes is None:
         return sample_errors(outputs, targets).sum(dim=0)
     sums = torch.zeros(classes, dtype=torch.float64, device=targets.device)
@@ -60,10 +60,10 @@ def tally(outputs: Tensor, targets: Tensor, classes: int | None) -> Tensor:
 
 
 class Engine:
-    """The part that engines share; its methods run in the workers, over the population that they inherit."""
+    """Base class of engines. Its methods run in worker processes, on the population that they inherit by fork."""
 
     name: str
-    repeats = True  # are its bits promised?
+    repeats = True  # True if results are bit-reproducible
     evaluation_batch = EVALUATION_BATCH
 
     def __init__(self, model: nn.Module, population: Population, members: Sequence[RunData]) -> None:
@@ -71,15 +71,15 @@ class Engine:
         self.pool: Pool = Pool(self, 0)
 
     def start(self, processes: int | None = None) -> None:
-        """Fork the workers, one a core unless told; from here on only the population's matrices carry data to them."""
+        """Fork the workers, one per core by default. Afterwards they see new data only in the population's matrices."""
         processes = default_processes() if processes is None else processes
         self.pool = Pool(self, processes)
-        self.pool.map("keep_memory", [()] * processes)  # all are free, so each gets one
+        self.pool.map("keep_memory", [()] * processes)  # all workers are idle, so each gets one call
 
     def keep_memory(self) -> None:
-        """Keep what a worker frees for its next step, which needs as much again.
+        """Keep memory that a worker frees, because its next step needs it again.
 
-        The C library gives large blocks back at once, and then every step pays for fresh pages: a tenth of the CNN's.
+        By default the C library returns large blocks to the system at once. Fresh pages take a tenth of a CNN step.
         """
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
         if mallopt:
@@ -90,18 +90,18 @@ class Engine:
         self.pool.close()
 
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
-        """Train every row, `base` -> `trained`; the mean training loss of each."""
+        """Train every row from `base` to `trained`. Return the mean training loss of each."""
         raise NotImplementedError
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
-        """Loss and right answers of every job's model."""
+        """Return the score of each job's model."""
         raise NotImplementedError
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
-        """Re-estimate the normalisation statistics of every row from its node's own samples; none in most models."""
+        """Re-estimate the BatchNorm statistics of every row from the samples of its node, if the model has any."""
 
     def samples(self, job: ScoreJob) -> tuple[Samples, Tensor | None]:
-        """The samples of a job and which of them count (None: all)."""
+        """Return the dataset of a job and the indices of its samples (None: all)."""
         member = self.members[job.run]
         if job.batch is not None:
             start = job.batch * self.evaluation_batch
@@ -113,12 +113,12 @@ class Engine:
         return member.training.samples, member.local[job.node]
 
     def state(self, job: ScoreJob) -> Tensor:
-        """The row of parameters that a job scores."""
+        """Return the row of parameters that a job scores."""
         return self.population.mean[job.run] if job.node is None else self.population.base[job.row]
 
 
 class Rows(Engine):
-    """One node at a time in each worker: any model, and bits that do not depend on what else is trained."""
+    """Trains one node at a time in each worker. It supports any model. Results do not depend on the pack."""
 
     name = "rows"
 
@@ -129,7 +129,7 @@ class Rows(Engine):
         self.forward_pass: ForwardPass = in_half if precision == "bf16" else nn.Module.__call__
 
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
-        # the longest first, so that no worker is left alone with one at the end
+        # the longest jobs first, so that no worker is busy alone at the end
         order = sorted(range(len(jobs)), key=lambda i: -len(self.members[jobs[i].run].shards[jobs[i].node]))
         losses = self.pool.map("train_row", [jobs[i] for i in order])
         return [loss for _, loss in sorted(zip(order, losses, strict=True))]
@@ -143,7 +143,7 @@ class Rows(Engine):
             self._base_outputs(row, member, member.shards[node]) if training.algorithm.uses_base_outputs else None
         )
         values.copy_(population.base[row])
-        own = NodeTraining(
+        node_state = NodeTraining(
             self.model,
             point(self.model, views(values), self._buffers(row)),
             [views(matrix[row]) for matrix in population.optimizer_state.values()],
@@ -154,22 +154,22 @@ class Rows(Engine):
         if not training.algorithm.trains_plainly:
             state = {name: matrix[row] for name, matrix in population.algorithm_state.items()}
             local = LocalStep(training.algorithm, values, population.base[row], state, views)
-            own = own._replace(
+            node_state = node_state._replace(
                 local=local,
                 perturbed_model=None if local.perturbed is None else self._perturbed_model(local.perturbed, row),
             )
         id = member.id(node)
         batches = training.batches(member.shards[node], id, round, epochs)
-        return train_node(own, training, batches, Hyperparameters(*hyper), node=id, round=round)
+        return train_node(node_state, training, batches, Hyperparameters(*hyper), node=id, round=round)
 
     def _perturbed_model(self, perturbed: Tensor, row: int) -> tuple[nn.Module, list[nn.Parameter]]:
-        """A model at another point; its statistics are its own, so that a batch counts once in the node's."""
+        """Return a model at another point, with separate statistics, so that a batch updates the node's only once."""
         model = copy.deepcopy(self.model).train()
         buffers = {name: values.clone() for name, values in self._buffers(row).items()}
         return model, point(model, self.population.layout.views(perturbed), buffers)
 
     def _base_outputs(self, row: int, member: RunData, shard: Tensor) -> Tensor:
-        """The base model's outputs for the samples of a shard, in their rows of a table of all samples."""
+        """Return a table over all samples with the base model's outputs for the samples of a shard."""
         samples = member.training.samples
         model = copy.deepcopy(self.model).eval()
         point(model, self.population.layout.views(self.population.base[row]), self._buffers(row))
@@ -232,16 +232,16 @@ class Rows(Engine):
 def recalibrate_statistics(
     model: nn.Module, shard: Tensor, inputs: Callable[[Tensor], Tensor], forward_pass: ForwardPass = nn.Module.__call__
 ) -> None:
-    """Set every normalisation module's running statistics to the mean over one pass of a node's own samples."""
+    """Set the running statistics of every normalisation module to the mean over one pass of a node's samples."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
     momenta = [norm.momentum for norm in norms]
-    model.eval()  # all but the norms: the statistics are of what evaluation will see, and nothing is drawn
+    model.eval()  # all modules except the norms: statistics match evaluation, without dropout
     for norm in norms:
         norm.train()
         norm.reset_running_stats()
         norm.momentum = None  # the cumulative mean over the pass
     with torch.no_grad():
-        # batches as equal as can be: each counts as much, and none is a single sample, which has no variance
+        # batches of nearly equal size: each has the same weight, and none is a single sample without a variance
         for batch in shard.tensor_split(-(-len(shard) // EVALUATION_BATCH)):
             forward_pass(model, inputs(batch))
     for norm, momentum in zip(norms, momenta, strict=True):

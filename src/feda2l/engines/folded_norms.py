@@ -1,4 +1,4 @@
-"""A network in eval mode with a factor and an offset a channel in place of each BatchNorm."""
+"""A network in eval mode in which each BatchNorm is replaced by one factor and one offset per channel."""
 
 import copy
 
@@ -9,10 +9,10 @@ from feda2l.round.population import CPU
 
 
 class FoldedNorms:
-    """`template` is a model with its BatchNorms folded; `tensors` gives what it computes with for a model's own values.
+    """A model with folded BatchNorms: y = (x - mean) / sqrt(variance + eps) * weight + bias = x * factor + offset.
 
-    y = (x - mean) / sqrt(variance + eps) * weight + bias = x * factor + offset: taken once for a model and not once for
-    each number, which took half of the passes over what the convolutions wrote.
+    `template` is the model with folded modules, and `tensors` computes its tensors from the values of a model. Factor
+    and offset are computed once per model and not once per number, which took half of the time between convolutions.
     """
 
     def __init__(self, model: nn.Module, device: torch.device = CPU) -> None:
@@ -26,21 +26,21 @@ class FoldedNorms:
         self.eps = torch.tensor(eps, dtype=torch.float64).repeat_interleave(torch.tensor(self.widths).long()).to(device)
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """The template's tensors for a model of the same kind, by name."""
-        own = dict(model.named_parameters()) | dict(model.named_buffers())
-        found = {name: own[name].detach() for name, _ in self.template.named_parameters() if name in own}
+        """Return the template's tensors, by name, for a model of the same architecture."""
+        state = dict(model.named_parameters()) | dict(model.named_buffers())
+        tensors = {name: state[name].detach() for name, _ in self.template.named_parameters() if name in state}
         if not self.norms:
-            return found
+            return tensors
         weight, bias, mean, variance = (
-            torch.cat([own[f"{name}.{which}"].detach() for name in self.norms])
+            torch.cat([state[f"{name}.{which}"].detach() for name in self.norms])
             for which in ("weight", "bias", "running_mean", "running_var")
         )
         factor = weight * (variance + self.eps.to(variance.dtype)).rsqrt()
         offset = bias - mean * factor
         for which, values in (("factor", factor), ("offset", offset)):
             parts = values.split(self.widths)
-            found |= {f"{name}.{which}": part for name, part in zip(self.norms, parts, strict=True)}
-        return found
+            tensors |= {f"{name}.{which}": part for name, part in zip(self.norms, parts, strict=True)}
+        return tensors
 
 
 class _Folded(nn.Module):

@@ -1,21 +1,25 @@
-"""How many rows of a population step together in node-batched kernels."""
+"""Choose the number of rows that train together in node-batched kernels."""
 
 from collections.abc import Sequence
 from statistics import fmean
 
-LEAST = 90_000_000  # parameters of a group that keep a card busy: nine ResNet-18, fourteen Timers
-MOST = 225_000_000  # larger groups are no faster, and rows come in any number
-WASTE = 1.15  # a group may cost this much more than its rows hold
-STEP = 0.9  # what a step of a group costs beside its rows, in rows: ten ResNets against twenty
+LEAST = 90_000_000  # parameters per group that keep a GPU busy: nine ResNet-18 or fourteen Timers
+MOST = 225_000_000  # larger groups are not faster
+WASTE = 1.15  # maximum cost of a group relative to the work of its rows
+STEP = 0.9  # fixed cost of a group's step in units of rows, measured with ten and twenty ResNets
 
 
 def group_size(runs: Sequence[Sequence[int]], width: int) -> int:
-    """How many rows a group has. `runs` has the number of steps of each row, `width` parameters each.
+    """Return the number of rows per group.
 
-    A group takes as many steps as its longest row, rows come longest first, and a place without a row costs as much as
-    any other. Runs that train alike train once, so that anything from half of the runs to all of them may be there: of
-    the sizes that keep a card busy the one that costs least on average over these. Where that is too much, the
-    largest size that does not waste much when all are there.
+    A group takes as many steps as its longest row, rows are sorted longest first, and an empty place costs as much as
+    a row. Identical runs train only once, so between half and all of the runs may be active. Of the sizes that keep a
+    GPU busy, the result has the lowest mean cost over these cases. If that wastes too much, it is the largest size
+    with little waste when all runs are active.
+
+    Args:
+        runs: The number of steps of each row, for each run.
+        width: Parameters per row.
 
     >>> group_size([[184] * 8] * 16, 6_515_200)  # 16 runs of Timer on exchange rates
     16
@@ -35,5 +39,5 @@ def _longest_first(runs: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _waste(lengths: Sequence[int], size: int) -> float:
-    """What the groups of these rows, which come longest first, cost beside what the rows hold."""
+    """Return the cost of the groups relative to the work of their rows, which are sorted longest first."""
     return size * sum(lengths[::size]) / max(sum(lengths), 1)

@@ -1,15 +1,15 @@
-"""BatchNorm's running statistics of rows that train together."""
+"""Running statistics of BatchNorm for rows that train together."""
 
 import torch
 from torch import Tensor, nn
 
 from feda2l.round.population import Population, averaged_buffers, is_batch_count
 
-MOMENTUM = 0.1  # torch's
+MOMENTUM = 0.1  # torch's default
 
 
 class RunningStatistics:
-    """Means and variances by the place at which a row trains, [places, columns]; the population's between rounds."""
+    """Means and variances [places, columns] during a round. Between rounds they are stored in the population."""
 
     def __init__(self, model: nn.Module, population: Population, places: int) -> None:
         self.names, self.buffers = averaged_buffers(model), population.buffers
@@ -18,16 +18,16 @@ class RunningStatistics:
         self.values = population.base.new_zeros(places, sum(self.widths))
 
     def take(self, places: Tensor, rows: Tensor) -> None:
-        """Copy some rows' from the population at the start of a round."""
+        """Copy the statistics of some rows from the population at the start of a round."""
         self.values[places] = torch.cat([self.buffers[name][rows] for name in self.names], dim=1)
 
     def learn(self, places: slice, seen: Tensor, active: Tensor) -> None:
-        """running <- running + 0.1 (seen - running) for the rows that are `active` [rows, 1]; others stay."""
-        own = self.values[places]
-        own.copy_(torch.where(active, own.lerp(seen, MOMENTUM), own))
+        """Update running += 0.1 (seen - running) for the `active` rows [rows, 1]. Other rows do not change."""
+        running = self.values[places]
+        running.copy_(torch.where(active, running.lerp(seen, MOMENTUM), running))
 
     def give(self, places: Tensor, rows: Tensor, steps: Tensor) -> None:
-        """Copy them back at a round's end, after so many steps of each row."""
+        """Copy the statistics back at the end of a round. `steps` is the number of steps of each row."""
         for name, values in zip(self.names, self.values[places].split(self.widths, dim=1), strict=True):
             self.buffers[name][rows] = values
         for name in self.counts:

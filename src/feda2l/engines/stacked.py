@@ -1,7 +1,8 @@
-"""Many nodes in one kernel: for small models, where a node alone cannot fill a core.
+"""Engine that trains many nodes in one kernel on a CPU, for small models with which one node cannot fill a core.
 
-A perceptron's stacked products give each row the bits it has alone (with one thread), so `auto` takes this engine
-for them; for other models it is `engine = "batched"`, whose bits depend on how many rows train together.
+For a perceptron the stacked products give each row the same bits as training alone (with one thread), so
+`engine = "auto"` uses this engine. For other models it is `engine = "batched"`, whose bits depend on the number of
+rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,28 +25,29 @@ from feda2l.round.local_step import LocalStep, Views
 from feda2l.round.population import Population
 from feda2l.round.train import Loss, Training, gradients_of
 
-# the others (sigmoid, GELU, SiLU, ELU) give an element other bits at the end of a tensor than inside it
+# other functions (sigmoid, GELU, SiLU, ELU) give different bits at the end of a tensor than inside it
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
-LINE = 16  # floats of a cache line
-CACHE = 1 << 18  # parameters of the rows trained together: with their momentum they fit a core's second-level cache
+LINE = 16  # floats per cache line
+CACHE = 1 << 18  # parameters of rows trained together; with their momentum they fit into a core's L2 cache
 Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 
 def trains_as_written(module: nn.Module) -> bool:
-    """Is no hook registered in the module, and no parameter frozen?"""
+    """True if the module has no hooks and no frozen parameters."""
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
     return not hooked and all(parameter.requires_grad for parameter in module.parameters())
 
 
 def flattens_samples(part: nn.Module) -> bool:
-    """Does it make one vector of each sample?"""
+    """True if the layer turns each sample into one vector."""
     return type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1)
 
 
 def is_perceptron(model: nn.Module) -> bool:
-    """Is it a `Sequential` of trainable linear layers and elementwise functions? Then stacking changes no bit of it.
+    """True if the model is a `Sequential` of trainable linear layers and elementwise functions.
 
-    Exact types, no hooks and no shared parts: `_perceptron` does not know what else a user's class does.
+    Stacking such a model changes no bit of the result. Types must match exactly, without hooks or shared modules,
+    because `_perceptron` cannot know what a user's subclass does.
     """
     if type(model) is not nn.Sequential or not trains_as_written(model):
         return False
@@ -59,7 +61,7 @@ def is_perceptron(model: nn.Module) -> bool:
 
 
 def stacked_forward(model: nn.Module) -> Forward:
-    """The forward pass of k models at once: parameters [k, *shape], inputs [k, batch, ...]."""
+    """Return the forward pass of k models at once, with parameters [k, *shape] and inputs [k, batch, ...]."""
     if isinstance(model, nn.Sequential) and is_perceptron(model):
         return _perceptron(model)
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -73,10 +75,10 @@ def stacked_forward(model: nn.Module) -> Forward:
 
 
 def _perceptron(model: nn.Sequential) -> Forward:
-    """The same without vmap, whose overhead is half the time of so small a model.
+    """Return the forward pass of a perceptron without vmap, whose overhead is half the time of so small a model.
 
-    A product's bits depend on where in a cache line its matrices start, so features are padded to whole lines:
-    every row's matrices then start on one, as they do alone.
+    The bits of a product depend on the alignment of its matrices to cache lines. Features are therefore padded to
+    whole lines, so that every row's matrices start at a line, as they do for a single model.
     """
     parts = list(model)
     outputs = next(part.out_features for part in reversed(parts) if isinstance(part, nn.Linear))
@@ -96,13 +98,13 @@ def _perceptron(model: nn.Sequential) -> Forward:
 
 
 def _to_lines(values: Tensor, sides: int) -> Tensor:
-    """Zeros after the last `sides` axes, up to a whole number of cache lines each."""
+    """Pad the last `sides` axes with zeros to whole cache lines."""
     missing = [-side % LINE for side in values.shape[-sides:]]
     return F.pad(values, [zeros for side in reversed(missing) for zeros in (0, side)]) if any(missing) else values
 
 
 def stacked_loss(loss: Loss) -> Loss:
-    """The loss of each row, [k]: outputs [k, batch, ...], targets [k, batch]."""
+    """Return the loss per row, [k], for outputs [k, batch, ...] and targets [k, batch]."""
     if loss is not F.cross_entropy:
         many: Loss = vmap(loss)
         return many
@@ -115,7 +117,7 @@ def stacked_loss(loss: Loss) -> Loss:
 
 
 class Stacked(Engine):
-    """Rows that train alike (same run settings but for rates and momentum) go through one kernel together."""
+    """Engine that trains rows with the same settings (except learning rates and momentum) in one kernel."""
 
     name = "batched"
 
@@ -135,7 +137,7 @@ class Stacked(Engine):
             return *sizes, id(training.loss), training.algorithm.kind
 
         def length(i: int) -> tuple[int, int]:
-            # steps first: an algorithm that takes a number of them does not go by the samples
+            # sort by steps first, because an algorithm with a fixed number of steps ignores the number of samples
             shard = len(self.members[jobs[i].run].shards[jobs[i].node])
             return -self.members[jobs[i].run].training.steps(shard), -shard
 
@@ -143,7 +145,7 @@ class Stacked(Engine):
         pieces: list[list[int]] = []
         for _, group in groupby(order, key=alike):
             rows = list(group)
-            # as few pieces as fit the cache, at least one a worker, dealt like cards so that all are as long
+            # as few pieces as fit into the cache, at least one per worker, filled in turn so that they have equal work
             most = max(1, CACHE // self.population.layout.width)
             count = min(len(rows), max(len(self.pool.workers), -(-len(rows) // most)))
             pieces += [rows[start::count] for start in range(count)]
@@ -155,7 +157,7 @@ class Stacked(Engine):
         return [losses[i] for i in range(len(jobs))]
 
     def train_rows(self, jobs: list[TrainJob]) -> list[float]:
-        """Train rows together; they come longest first, and a row that has no more batches drops out."""
+        """Train rows together. They are sorted longest first, and a row without further batches stops."""
         population, training = self.population, self.members[jobs[0].run].training
         first = jobs[0]
         self.model.train()
@@ -191,7 +193,7 @@ class Stacked(Engine):
         return member.training.batches(member.shards[job.node], member.id(job.node), job.round, job.epochs)
 
     def _local(self, algorithm: Algorithm, values: Tensor, rows: Tensor) -> tuple[LocalStep | None, list[Tensor]]:
-        """What an algorithm adds to local training of some rows, if anything, and the leaves of its climbed state."""
+        """Return the algorithm's part of local training (None for plain steps) and the leaves of its ascent point."""
         if algorithm.trains_plainly:
             return None, []
         population, views = self.population, self.population.layout.views
@@ -202,7 +204,7 @@ class Stacked(Engine):
     def _losses(
         self, training: Training, leaves: list[Tensor], inputs: Tensor, targets: Tensor, base_outputs: Tensor | None
     ) -> Tensor:
-        """The objective of each row."""
+        """Return the objective of each row."""
         outputs = self.forward(leaves, inputs)
         task = stacked_loss(training.loss)(outputs, targets)
         return training.algorithm.loss(task, outputs, targets, base_outputs)
@@ -211,7 +213,7 @@ class Stacked(Engine):
         return gradients_of(self._losses(training, leaves, *batch), leaves)
 
     def _base_outputs(self, jobs: list[TrainJob]) -> Callable[[slice, Tensor], Tensor]:
-        """The base models' outputs for samples [rows, batch] of some of the rows, each row asked alone."""
+        """Return a function from rows and samples [rows, batch] to the outputs of the rows' base models."""
         tables: dict[int, Tensor] = {}
         for job in jobs:
             member = self.members[job.run]
@@ -233,7 +235,7 @@ class Stacked(Engine):
         return outputs
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
-        # models that answer the same questions are asked together
+        # models that are scored on the same samples are evaluated together
         groups: dict[tuple[int | None, ...], list[int]] = {}
         for number, job in enumerate(jobs):
             member = self.members[job.run]
@@ -261,8 +263,8 @@ class Stacked(Engine):
             with torch.no_grad():
                 outputs = self.forward(stacks, inputs.expand(len(jobs), *inputs.shape))
                 losses = lossfn(outputs, targets.expand(len(jobs), *targets.shape)).double() * len(targets)
-            for number, (loss, own) in enumerate(zip(losses.tolist(), outputs, strict=True)):
-                scores[number] += Score(loss, tally(own, targets, member.classes).tolist())
+            for number, (loss, answers) in enumerate(zip(losses.tolist(), outputs, strict=True)):
+                scores[number] += Score(loss, tally(answers, targets, member.classes).tolist())
         return [tuple(score) for score in scores]  # type: ignore[misc]
 
 
@@ -272,10 +274,10 @@ def _leaves(views: Views, values: Tensor) -> list[Tensor]:
 
 @dataclass
 class _State:
-    """Rows that train together as matrices [rows, width], and the optimiser's step on them: torch's own formulas.
+    """Rows that train together, as matrices [rows, width], with the optimizer step by torch's formulas.
 
-    Every row has its own rates and momentum. Matrices and not tensor by tensor, because for so small a model the
-    number of calls is the cost.
+    Each row has its own learning rates and momentum. The step uses whole matrices and not single tensors, because for
+    small models the number of calls dominates the cost.
     """
 
     training: Training
@@ -286,7 +288,7 @@ class _State:
     rates: Tensor
     momenta: Tensor  # [rows, 1]
     gradient: Tensor
-    gradients: list[Tensor] = field(init=False)  # its views, tensor by tensor
+    gradients: list[Tensor] = field(init=False)  # views of `gradient`, one per tensor
 
     def __post_init__(self) -> None:
         self.gradients = self.layout.views(self.gradient)
@@ -307,7 +309,7 @@ class _State:
         )
 
     def __getitem__(self, rows: slice) -> "_State":
-        """Views of some of the rows."""
+        """Return views of some rows."""
         optimizer_state = [matrix[rows] for matrix in self.optimizer_state]
         matrices = self.steps[rows], self.rates[rows], self.momenta[rows], self.gradient[rows]
         return _State(self.training, self.layout, self.values[rows], optimizer_state, *matrices)
@@ -341,10 +343,10 @@ class _State:
 
 
 def _stretches(batches: list[list[Tensor]]) -> Iterator[tuple[slice, Tensor]]:
-    """Steps that the same rows take together: the rows, and the samples of each step [steps, rows, batch].
+    """Yield consecutive steps of the same rows: the rows, and the samples of each step [steps, rows, batch].
 
-    Rows come longest first, so those that still have batches are the first ones; a row's last batch of an epoch may
-    be smaller (drop_last = false), and rows of one size go together.
+    Rows are sorted longest first, so the rows that still have batches come first. The last batch of an epoch may be
+    smaller (drop_last = false), so rows are also grouped by batch size.
     """
 
     def sizes(step: int) -> list[int]:
