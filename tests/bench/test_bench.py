@@ -1,4 +1,4 @@
-"""The benchmark's two sides do the same work, and its report is complete; how fast it was is not for a test."""
+"""Both sides of the benchmark do the same work, and its output is complete. Speed is not tested."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def run_of(spec: dict, images: Images) -> Assembled:
 
 
 def batches_of(run: Assembled, round: int) -> list[list[list[int]]]:
-    """Our batches of a round as positions in each node's shard: what a DataLoader is told."""
+    """Return the engine's batches of a round as positions in each node's shard, for a DataLoader."""
     member = run.live.plan.member
     found = []
     for node, shard in enumerate(member.shards):
@@ -65,7 +65,7 @@ def batches_of(run: Assembled, round: int) -> list[list[list[int]]]:
     [(works.CIFAR | {"rates": {"base": 0.1}}, lambda: works.pictures(10, 20)), (works.DIGITS, digits)],
     ids=["cnn", "digits"],
 )
-def test_a_round_of_the_plain_loop_gives_our_models(spec, images):
+def test_a_round_of_the_plain_loop_matches_the_engine(spec, images):
     run = run_of(spec, images())
     plain = PlainLoop.of(run, batches_of(run, round=1))
     engine = populate([run])
@@ -81,7 +81,7 @@ def test_a_round_of_the_plain_loop_gives_our_models(spec, images):
             assert (mine - start).abs().max() > 1e-4, "a comparison of models that did not move says nothing"
 
 
-def test_the_plain_loop_draws_whole_batches_of_every_node():
+def test_the_plain_loop_draws_full_batches_of_every_node():
     run = run_of(works.DIGITS, digits())
     plain = PlainLoop.of(run)
     size = run.spec.training.batch_size
@@ -103,7 +103,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.long
-def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
+def test_every_benchmark_has_a_line_and_a_json_entry(small, capsys, tmp_path):
     file = tmp_path / "bench.json"
     known = [*SMALL, *(HALF if cpu_has_bf16() else {}), *REPORT, *EXCHANGE]
     bench(json_file=file)
@@ -122,16 +122,16 @@ def test_every_work_has_a_line_and_an_entry(small, capsys, tmp_path):
     assert written["environment"]["packages"]["torch"]
 
 
-def test_only_what_is_asked_for(small, capsys):
+def test_only_selects_benchmarks(small, capsys):
     bench(only=["mixing"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["mixing"]
 
 
-def test_an_unknown_work_is_named_with_the_nearest():
+def test_an_unknown_benchmark_suggests_the_closest_one():
     with pytest.raises(FedA2LError, match="'digit' is unknown; did you mean 'digits'"):
         bench(only=["digit"])
 
 
-def test_a_file_that_cannot_be_written_is_named(small, tmp_path):
+def test_an_unwritable_json_file_is_an_error(small, tmp_path):
     with pytest.raises(FedA2LError, match="cannot be written"):
         bench(only=["mixing"], json_file=tmp_path / "no" / "such.json")

@@ -1,4 +1,4 @@
-"""Starting real torchrun jobs on this host, and the runs that they are compared with."""
+"""Start real torchrun jobs on this host, and the runs that they are compared with."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SAME = ("checkpoint.safetensors", "rounds.jsonl", "rounds.parquet", "layers.parq
 def torchrun(
     ranks: int, *command: str | Path, options: tuple[str, ...] = (), cwd: Path | None = None
 ) -> subprocess.Popen[str]:
-    """Start `python COMMAND` at so many ranks; `users_models` and the examples can be imported there."""
+    """Start `python COMMAND` on some ranks. They can import `users_models` and the examples."""
     port, here = _free_port(), f"{Path(__file__).parent}:{Path(__file__).parents[2] / 'examples'}"
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
     return subprocess.Popen(
@@ -34,18 +34,18 @@ def torchrun(
 
 
 def finish(job: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
-    """Its exit code and what it printed."""
+    """Wait for a job. Return its exit code and its output."""
     try:
         output, _ = job.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.kill(job.pid, signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
+        os.kill(job.pid, signal.SIGTERM)  # torchrun then ends its ranks, which are in other sessions
         job.communicate(timeout=60)
         raise
     return job.returncode, output
 
 
 def run_on_ranks(ranks: int, runs: Mapping[str, Mapping[str, Any]], folder: Path) -> str:
-    """Run specs one after the other in one job, so that it starts once: their folders are named as they are."""
+    """Run specs one after the other in one job, which saves start-up time. Folders have the names of the specs."""
     (folder / "specs.json").write_text(json.dumps(runs))
     code, output = finish(torchrun(ranks, Path(__file__).with_name("many.py"), folder))
     assert code == 0, output
@@ -53,7 +53,7 @@ def run_on_ranks(ranks: int, runs: Mapping[str, Mapping[str, Any]], folder: Path
 
 
 def differing(a: Path, b: Path) -> list[str]:
-    """The files that must be the same and are not."""
+    """Return the files that should be equal but differ."""
     return [name for name in SAME if (a / name).read_bytes() != (b / name).read_bytes()]
 
 

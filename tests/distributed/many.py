@@ -1,4 +1,4 @@
-"""What `launch.run_on_ranks` starts at every rank: the runs of a file, one after the other."""
+"""Script of `launch.run_on_ranks` for every rank: run the specs of a file one after the other."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The specs of a file as one pack, at every rank."""
+"""Script for every rank: run the specs of a file as one pack."""
 
 import json
 import sys

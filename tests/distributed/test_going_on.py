@@ -1,4 +1,4 @@
-"""A run goes on with any number of ranks, after a stop, a kill -9 and a restart by torchrun."""
+"""A run resumes with any number of ranks after a stop, a kill -9 and a restart by torchrun."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def run_command(spec: Path, out: Path, *more: str) -> tuple[str | Path, ...]:
 
 
 def processes_of(job: subprocess.Popen[str]) -> dict[int, int]:
-    """The process of each rank: torchrun's children, which have RANK in their environment."""
+    """Return the process of each rank: torchrun's children with RANK in their environment."""
     found = {}
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():
@@ -52,7 +52,7 @@ def processes_of(job: subprocess.Popen[str]) -> dict[int, int]:
 
 
 @pytest.mark.long
-def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path):
+def test_a_run_resumes_with_other_numbers_of_ranks(tmp_path):
     """Two rounds on two ranks, two in one process, two on three ranks."""
     out = tmp_path / "run"
     for ranks, rounds in ((2, 2), (1, 4), (3, 6)):
@@ -67,8 +67,8 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(tmp_path):
-    """kill -9 of rank 1: torchrun starts all ranks again, which go on after the checkpoint by themselves."""
+def test_a_killed_rank_ends_the_job_and_a_restart_resumes(tmp_path):
+    """After kill -9 of rank 1, torchrun restarts all ranks, and they resume from the checkpoint."""
     spec, out = write(tmp_path, LONG), tmp_path / "run"
     job = torchrun(2, *run_command(spec, out), options=("--max-restarts=1",))
     wait_until(lambda: (out / "checkpoint.safetensors").exists() and len(processes_of(job)) == 2)
@@ -82,7 +82,7 @@ def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 2])
-def test_without_a_restart_the_job_ends_soon_with_a_checkpoint(tmp_path, victim):
+def test_without_restarts_the_job_ends_with_a_checkpoint(tmp_path, victim):
     spec, out = write(tmp_path, LONG), tmp_path / "run"
     job = torchrun(3, *run_command(spec, out))
     wait_until(lambda: (out / "checkpoint.safetensors").exists() and len(processes_of(job)) == 3)
@@ -101,8 +101,8 @@ def test_without_a_restart_the_job_ends_soon_with_a_checkpoint(tmp_path, victim)
 
 @pytest.mark.long
 @pytest.mark.parametrize("to_all", [True, False])
-def test_a_polite_stop_ends_all_ranks_after_one_round(tmp_path, to_all):
-    """To torchrun, which tells all ranks, or to one of them, which tells the others."""
+def test_sigterm_stops_all_ranks_after_the_same_round(tmp_path, to_all):
+    """The signal goes to torchrun, which forwards it to all ranks, or to one rank, which informs the others."""
     spec, out = write(tmp_path, LONG | {"runtime": {"checkpoint_seconds": 1000}}), tmp_path / "run"
     job = torchrun(2, *run_command(spec, out))
     wait_until(lambda: rounds_done(out) > 2)

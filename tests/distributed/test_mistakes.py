@@ -1,4 +1,4 @@
-"""What goes wrong before or during a job is said once, in words, and nobody waits for ever."""
+"""An error before or during a job is printed once, and no rank waits forever."""
 
 import json
 from pathlib import Path
@@ -19,11 +19,11 @@ def run(folder: Path, ranks: int, spec: dict[str, Any], *more: str) -> tuple[int
 
 
 def words(output: str) -> list[str]:
-    """What feda2l itself printed."""
+    """Return the lines printed by feda2l itself."""
     return [line for line in output.splitlines() if line.startswith("feda2l: ")]
 
 
-def test_a_mistake_in_the_spec_is_said_once(tmp_path):
+def test_an_error_in_the_spec_is_printed_once(tmp_path):
     code, output = run(tmp_path, 2, SPEC | {"rounds": 0})
     assert code != 0
     assert len(words(output)) == 1, output
@@ -42,7 +42,7 @@ def test_a_mistake_in_the_spec_is_said_once(tmp_path):
         (2, {"rates": {"name": "constant", "base": 1e30}}, "the run diverged in round 1"),
     ],
 )
-def test_what_cannot_run_is_said_once(tmp_path, ranks, more, said):
+def test_a_run_that_cannot_start_prints_one_error(tmp_path, ranks, more, said):
     plan = tmp_path / "plan.toml"
     plan.write_text('[[fault]]\nkind = "crash"\nnode = 1\nround = 1\n')
     if "faults" in more:
@@ -54,7 +54,7 @@ def test_what_cannot_run_is_said_once(tmp_path, ranks, more, said):
 
 
 @pytest.mark.long
-def test_ranks_with_different_specs_are_refused(tmp_path):
+def test_ranks_with_different_specs_raise_an_error(tmp_path):
     script = tmp_path / "differ.py"
     script.write_text(
         "import json, os, sys, feda2l\n"
@@ -74,7 +74,7 @@ def test_ranks_with_different_specs_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mistake_at_another_rank_is_said_whole(tmp_path):
+def test_an_error_at_another_rank_is_printed_in_full(tmp_path):
     script = tmp_path / "one.py"
     script.write_text(
         "import os, sys\n"
@@ -96,7 +96,7 @@ def test_a_mistake_at_another_rank_is_said_whole(tmp_path):
 
 @pytest.mark.long
 def test_only_the_leader_needs_the_run_folder(tmp_path):
-    """Each rank has a current folder of its own, as on hosts that share none: the records are the leader's."""
+    """Each rank has its own current folder, as on hosts without a shared disk. Only the leader writes records."""
     script = tmp_path / "apart.py"
     script.write_text(
         "import json, os, sys, feda2l\n"
@@ -113,7 +113,7 @@ def test_only_the_leader_needs_the_run_folder(tmp_path):
 
 
 @pytest.mark.long
-def test_restarts_need_a_folder_that_can_be_found_again(tmp_path):
+def test_restarts_need_out(tmp_path):
     path = tmp_path / "spec.toml"
     path.write_text(tomli_w.dumps(SPEC))
     job = torchrun(2, "-m", "feda2l", "run", path, options=("--max-restarts=1",), cwd=tmp_path)

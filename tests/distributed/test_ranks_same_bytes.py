@@ -1,4 +1,4 @@
-"""However many ranks share a run, its records and its checkpoint are those of one process, to the byte."""
+"""Records and checkpoints have the same bytes for any number of ranks as for one process."""
 
 import json
 from math import sin
@@ -79,24 +79,24 @@ def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
 
 
-def test_two_ranks_write_what_one_process_writes(tmp_path):
+def test_two_ranks_have_the_same_bytes_as_one_process(tmp_path):
     check(FEW, 2, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [3, 4])
-def test_more_ranks_and_more_algorithms_do(tmp_path, ranks):
+def test_more_ranks_and_algorithms_have_the_same_bytes(tmp_path, ranks):
     check(FEW | MORE, ranks, tmp_path)
 
 
 @pytest.mark.long
-def test_statistics_of_batchnorm_are_the_same(tmp_path):
+def test_batchnorm_statistics_have_the_same_bytes(tmp_path):
     check(NORMED, 2, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", ["ring", "full"])
-def test_nodes_with_test_samples_of_their_own_are(tmp_path, topology):
+def test_nodes_with_their_own_test_samples_have_the_same_bytes(tmp_path, topology):
     lines = ["site,level"]
     for site in range(5):
         lines += [f"{site},{(site + 1) * sin(hour / (4 + site)):.4f}" for hour in range(300)]
@@ -107,8 +107,8 @@ def test_nodes_with_test_samples_of_their_own_are(tmp_path, topology):
 
 
 @pytest.mark.long
-def test_a_pack_of_unequal_runs_is(tmp_path):
-    """Packed runs have each its own placement; one ends before the other."""
+def test_a_pack_of_unequal_runs_has_the_same_bytes(tmp_path):
+    """Each packed run has its own placement, and one run ends before the other."""
     runs = [spec(nodes=5) | {"name": "a"}, spec("fedyogi", "full", 4) | {"name": "b", "rounds": 2}]
     (tmp_path / "specs.json").write_text(json.dumps(runs))
     code, output = finish(torchrun(2, Path(__file__).with_name("pack.py"), tmp_path))

@@ -1,4 +1,4 @@
-"""Several ranks are one run: only the leading one tells trackers of it."""
+"""With several ranks only the leading rank calls trackers."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_only_the_leading_rank_tracks_and_the_bytes_stay(tmp_path: Path) -> None:
+def test_only_the_leading_rank_calls_trackers(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(TRACKER.replace("{spec}", repr(SPEC)))
     code, output = finish(torchrun(2, tmp_path / "job.py", cwd=tmp_path))
     assert code == 0, output

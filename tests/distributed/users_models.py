@@ -1,4 +1,4 @@
-"""Models that a user might bring, importable at every rank."""
+"""Example user models that every rank can import."""
 
 import os
 
@@ -30,7 +30,7 @@ class Forecaster(nn.Module):
 
 
 class Failing(nn.Module):
-    """Raises in training at every rank but the first."""
+    """A model that raises an error during training on every rank except the first."""
 
     def __init__(self) -> None:
         super().__init__()

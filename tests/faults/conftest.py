@@ -1,4 +1,4 @@
-"""Sums in these tests are made by one thread, as in every runtime."""
+"""Fixtures for tests of faults. Sums use one thread, as in the engines."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread_each: None) -> None:
-    """For every test of this folder."""
+    """Use one thread in every test of this folder."""
 
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., str]:
-    """`plan("crash node=1 round=3", ...)`: the path of a plan with these faults; values are TOML."""
+    """`plan("crash node=1 round=3", ...)` returns the path of a plan with these faults. Values are TOML."""
 
     def write(*faults: str, head: str = "") -> str:
         path = tmp_path / "faults.toml"

@@ -1,4 +1,4 @@
-"""Rounds under faults, taken apart: who moves, what each mixes, where who comes back starts, what its history holds."""
+"""Rounds with faults: which nodes change, what each mixes, the start of a returning node, and its history."""
 
 from itertools import islice
 
@@ -20,7 +20,7 @@ SPEC = {
 
 @pytest.fixture
 def faulty(start, plan):
-    """`faulty(*faults, **sections)`: a simulator under a plan, and its one simulation."""
+    """`faulty(*faults, **sections)` returns a simulator with a fault plan, and its only simulation."""
 
     def make(*faults, head="", **sections):
         simulator = start({**SPEC, "faults": plan(*faults, head=head), **sections})
@@ -30,24 +30,24 @@ def faulty(start, plan):
 
 
 def play(simulator, rounds):
-    """So many rounds; the record of the last."""
+    """Train some rounds and return the last record."""
     return [completed[0].record for completed in islice(simulator.rounds(), rounds)][-1]
 
 
 def rejoin(simulation):
-    """The beginning of the coming round."""
+    """Execute the start of the next round."""
     simulation.exchange.begin(simulation, simulation.exchange.present(simulation.state.round + 1))
 
 
 def everything(simulation, node):
-    """All that belongs to a node, by its name in a checkpoint."""
+    """Return the whole state of a node, by name in a checkpoint."""
     state = {key: value[node] for key, value in tensors(simulation).items() if not key.startswith(("rates.", "round"))}
     own = {key: value for key, value in tensors(simulation).items() if key.startswith(f"rates.{node}.")}
     return {key: value.clone() for key, value in (state | own).items()}
 
 
 def mean(simulation, node, rows, ids):
-    """The mean of rows with the nodes' samples as weights."""
+    """Return the mean of rows, weighted by the nodes' numbers of samples."""
     samples = simulation.plan.samples[list(ids)]
     return ((samples / samples.sum()).unsqueeze(1) * rows[list(ids)].double()).sum(dim=0)
 
@@ -58,7 +58,7 @@ def close(found, wanted):
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedyogi", "fedawa", "choco", "push_sum", "gradient_tracking"])
 @pytest.mark.parametrize("fault", ["crash node=1 round=3", "hang node=1 round=3 rounds=3"])
-def test_who_is_away_stands_still(algorithm, fault, faulty):
+def test_an_absent_node_does_not_change(algorithm, fault, faulty):
     training = {"momentum_state": "average"} | ({"momentum": 0.0} if algorithm == "gradient_tracking" else {})
     simulator, simulation = faulty(fault, algorithm={"name": algorithm}, training=training)
     play(simulator, 2)
@@ -74,7 +74,7 @@ def test_who_is_away_stands_still(algorithm, fault, faulty):
     assert record["layers"]["rate"][1] == record["layers"]["stability"][1] == [None] * len(simulation.plan.layers)
 
 
-def test_the_mean_is_of_those_who_are_there(faulty):
+def test_means_include_present_nodes_only(faulty):
     simulator, simulation = faulty("crash node=1 round=2")
     record = play(simulator, 2)
     there = [0, 2, 3, 4]
@@ -88,7 +88,7 @@ def test_the_mean_is_of_those_who_are_there(faulty):
     assert record["multiplier_min"] <= record["multiplier_max"]
 
 
-def test_each_mixes_whom_it_hears(faulty):
+def test_each_node_mixes_the_messages_it_received(faulty):
     simulator, simulation = faulty(
         "crash node=1 round=2", "drop node=4 round=2 to=[3]", "corrupt node=3 round=2 to=[4]"
     )
@@ -101,7 +101,7 @@ def test_each_mixes_whom_it_hears(faulty):
     assert record["nodes"]["bytes_sent"] == [simulation.message * count for count in (1, 0, 1, 2, 1)]
 
 
-def test_a_split_parts_the_network_and_heals(faulty):
+def test_a_split_separates_the_network_and_ends(faulty):
     simulator, simulation = faulty("split round=2 rounds=2 sides=[[0,1],[2,3,4]]", topology={"name": "full"})
     assert play(simulator, 1)["disagreement"] == 0
     play(simulator, 2)
@@ -109,7 +109,7 @@ def test_a_split_parts_the_network_and_heals(faulty):
     assert play(simulator, 1)["disagreement"] == 0
 
 
-def test_a_late_message_is_left_out_and_its_sender_goes_on(faulty):
+def test_a_late_message_is_ignored_and_its_sender_continues(faulty):
     simulator, simulation = faulty("delay node=2 round=1 seconds=3", head="deadline = 1")
     play(simulator, 1)
     trained, base = simulation.state.population.trained, simulation.state.population.base
@@ -117,22 +117,22 @@ def test_a_late_message_is_left_out_and_its_sender_goes_on(faulty):
     close(base[1], mean(simulation, 1, trained, (0, 1)))
 
 
-def test_a_restart_takes_the_neighbours_mean_and_keeps_the_rest(faulty):
+def test_a_restart_adopts_the_neighbours_mean_and_keeps_other_state(faulty):
     simulator, simulation = faulty("crash node=1 round=3", "restart node=1 round=5")
     play(simulator, 2)
     before = everything(simulation, 1)
     play(simulator, 2)
-    rejoin(simulation)  # the round itself does so too, to the same end
+    rejoin(simulation)  # the round also does this, with the same result
     close(simulation.state.population.base[1], mean(simulation, 1, simulation.state.population.trained, (0, 2)))
     after = everything(simulation, 1)
     for key in before:
         kept = not key.startswith("model.")
         assert torch.equal(before[key], after[key]) == kept, key
     assert play(simulator, 1)["nodes"]["received"] == [2, 2, 2, 2, 2]
-    assert len(simulation.state.rates.own[1].history.divergence) == 3  # of rounds 1, 2 and 5
+    assert len(simulation.state.rates.own[1].history.divergence) == 3  # rounds 1, 2 and 5
 
 
-def test_who_hung_counts_itself_in(faulty):
+def test_a_node_after_a_hang_includes_its_own_message(faulty):
     simulator, simulation = faulty("hang node=1 round=3 rounds=2")
     play(simulator, 2)
     own = simulation.state.population.trained[1].clone()
@@ -143,8 +143,8 @@ def test_who_hung_counts_itself_in(faulty):
     close(simulation.state.population.base[1], mean(simulation, 1, rows, (0, 1, 2)))
 
 
-def test_a_healthy_rejoin_is_the_average_once_more(faulty):
-    """Under plain averaging a node's mean of its neighbours' messages is what mixing gave it."""
+def test_a_rejoin_without_faults_repeats_the_average(faulty):
+    """With plain averaging the mean of the messages equals the result of mixing."""
     simulator, simulation = faulty("rejoin node=3 round=3")
     play(simulator, 2)
     before = simulation.state.population.base.clone()
@@ -152,7 +152,7 @@ def test_a_healthy_rejoin_is_the_average_once_more(faulty):
     close(simulation.state.population.base, before)
 
 
-def test_a_comeback_after_gossip_takes_the_last_exchange(faulty):
+def test_a_return_after_gossip_uses_the_last_exchange(faulty):
     simulator, simulation = faulty(
         "crash node=1 round=2", "restart node=1 round=3", algorithm={"name": "dfedsam", "gossip_steps": 3}
     )
@@ -166,14 +166,14 @@ def test_a_comeback_after_gossip_takes_the_last_exchange(faulty):
 
 
 class Normed(nn.Sequential):
-    """Digits with BatchNorm, whose statistics travel."""
+    """A digits model with BatchNorm, whose statistics are exchanged."""
 
     def __init__(self, classes: int, input: tuple[int, ...]) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes))
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "recalibrate"])
-def test_statistics_come_back_with_the_model_where_they_travel(buffers, faulty):
+def test_exchanged_statistics_return_with_the_model(buffers, faulty):
     simulator, simulation = faulty(
         "crash node=1 round=3",
         "restart node=1 round=5",
@@ -196,8 +196,8 @@ def test_statistics_come_back_with_the_model_where_they_travel(buffers, faulty):
     assert simulation.non_finite is None
 
 
-def test_alone_a_node_keeps_its_rate_and_its_history(faulty):
-    """FedA2L when nothing was mixed: no history entry, and the last rate stays."""
+def test_a_node_without_messages_keeps_its_rate_and_history(faulty):
+    """Without mixing, FedA2L adds no history entry and keeps the last learning rate."""
     simulator, simulation = faulty("drop node=[0,2] round=4 rounds=2 to=[1]")
     play(simulator, 3)
     own = simulation.state.rates.own[1]
@@ -209,7 +209,7 @@ def test_alone_a_node_keeps_its_rate_and_its_history(faulty):
     assert None not in record["layers"]["divergence"][1]
     assert torch.equal(own.rates, rates)
     assert torch.equal(own.history.divergence, history)
-    # it trained on: its aggregated state is its trained one
+    # the node still trains: its aggregated state is its trained state
     assert torch.equal(simulation.state.population.base[1], simulation.state.population.trained[1])
     assert not torch.equal(simulation.state.rates.own[0].history.divergence, history)
     play(simulator, 1)
@@ -217,7 +217,7 @@ def test_alone_a_node_keeps_its_rate_and_its_history(faulty):
     assert not torch.equal(own.rates, rates)
 
 
-def test_alone_a_schedule_follows_the_round(faulty):
+def test_a_schedule_without_messages_follows_the_round(faulty):
     simulator, simulation = faulty(
         "drop node=[0,2] round=2 to=[1]",
         "crash node=3 round=2",
@@ -228,7 +228,7 @@ def test_alone_a_schedule_follows_the_round(faulty):
     assert play(simulator, 1)["layers"]["rate"][3] == [0.01 / 8] * len(simulation.plan.layers)
 
 
-def test_momentum_that_a_schedule_sets_is_that_of_those_who_are_there(faulty):
+def test_scheduled_momentum_uses_present_nodes(faulty):
     simulator, simulation = faulty("crash node=0 round=2", rates={"name": "one_cycle", "horizon": 12})
     play(simulator, 4)
     calm = faulty("crash node=0 round=12", rates={"name": "one_cycle", "horizon": 12})
@@ -236,7 +236,7 @@ def test_momentum_that_a_schedule_sets_is_that_of_those_who_are_there(faulty):
     assert simulation.momentum(simulation.exchange.present(5)) == calm[1].momentum(range(5))
 
 
-def test_isolated_nodes_adapt_as_they_do_without_faults(faulty):
+def test_isolated_nodes_adapt_as_without_faults(faulty):
     simulator, simulation = faulty("crash node=0 round=3", topology={"name": "isolated"})
     play(simulator, 4)
     assert len(simulation.state.rates.own[1].history.divergence) == 3

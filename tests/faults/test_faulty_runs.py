@@ -1,4 +1,4 @@
-"""Whole runs under a plan: the same bytes however they are run, finite with every algorithm, and readable reports."""
+"""Whole runs with a fault plan: same bytes in every way of running, finite values with every algorithm, and reports."""
 
 import math
 from pathlib import Path
@@ -37,13 +37,13 @@ def run(out: Path, **sections) -> feda2l.Run:
     return feda2l.run({**SPEC, **sections}, out=out, progress=False)
 
 
-def test_a_plan_without_faults_changes_no_byte(plan, tmp_path):
+def test_an_empty_plan_changes_no_byte(plan, tmp_path):
     plain, planned = run(tmp_path / "plain"), run(tmp_path / "planned", faults=plan(head="deadline = 3"))
     assert content(plain) == content(planned)
     assert "faults" not in planned.summary
 
 
-def test_until_the_first_fault_the_records_are_those_of_a_calm_run(plan, tmp_path):
+def test_records_before_the_first_fault_match_a_run_without_faults(plan, tmp_path):
     calm, faulty = run(tmp_path / "calm").folder.read(), run(tmp_path / "faulty", faults=plan("crash node=0 round=6"))
     for before, after in zip(calm[:5], faulty.folder.read(), strict=False):
         for name in ("received", "rejected"):
@@ -53,7 +53,7 @@ def test_until_the_first_fault_the_records_are_those_of_a_calm_run(plan, tmp_pat
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_goes_on_through_every_kind_of_fault(name, plan, tmp_path):
+def test_every_algorithm_survives_every_kind_of_fault(name, plan, tmp_path):
     algorithm = {"name": name}
     if name == "dfedhpo":
         algorithm |= {"trials": 2, "eval_epochs": 1, "top_k": 1, "rate_range": (1e-3, 1e-2)}
@@ -70,14 +70,14 @@ def test_every_algorithm_goes_on_through_every_kind_of_fault(name, plan, tmp_pat
         for round, record in enumerate(records, 1)
     }
     assert {round: nodes for round, nodes in away.items() if nodes} == {2: [1], 3: [1, 2], 4: [1, 2], 9: [3], 10: [3]}
-    # stopped in the midst of the absences and resumed
+    # stopped during the absences and resumed
     part = tmp_path / "part"
     stopped({**SPEC, **sections}, part, 3)
     assert content(feda2l.run({**SPEC, **sections}, out=part, resume=True, progress=False)) == content(whole)
 
 
 @pytest.mark.parametrize("after", range(2, 11))
-def test_resumed_after_any_round_the_bytes_are_the_same(after, plan, tmp_path):
+def test_resume_after_any_round_gives_the_same_bytes(after, plan, tmp_path):
     sections = {"faults": plan(*EVERY_KIND), "training": {"momentum_state": "average"}}
     whole = run(tmp_path / "whole", **sections)
     stopped({**SPEC, **sections}, tmp_path / "part", after)
@@ -96,7 +96,7 @@ def test_workers_and_packing_change_no_byte(plan, tmp_path):
     assert content(packed[0]) == content(run(tmp_path / "calm"))
 
 
-def test_a_run_goes_on_only_with_its_own_plan(plan, tmp_path):
+def test_a_run_resumes_only_with_its_own_plan(plan, tmp_path):
     path = plan("crash node=1 round=2")
     stopped({**SPEC, "faults": path}, tmp_path / "run", 3)
     plan("crash node=1 round=4")
@@ -106,7 +106,7 @@ def test_a_run_goes_on_only_with_its_own_plan(plan, tmp_path):
         feda2l.run(SPEC, out=tmp_path / "run", resume=True, progress=False)
 
 
-def test_a_mistake_in_a_plan_is_found_before_training(plan, tmp_path):
+def test_an_invalid_plan_is_an_error_before_training(plan, tmp_path):
     with pytest.raises(FedA2LError, match=r"faults.toml: fault 1 \(crash\): node = 5"):
         run(tmp_path / "run", faults=plan("crash node=5 round=2"))
     with pytest.raises(FedA2LError, match="there is no such file"):
@@ -114,7 +114,7 @@ def test_a_mistake_in_a_plan_is_found_before_training(plan, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_report_of_a_faulty_run(plan, tmp_path):
+def test_a_report_of_a_run_with_faults(plan, tmp_path):
     runs = tmp_path / "runs"
     for seed in (1, 2):
         done = run(
@@ -133,9 +133,9 @@ def test_a_report_of_a_faulty_run(plan, tmp_path):
     assert list((tmp_path / "report").rglob("*.html"))
 
 
-def test_who_is_away_at_the_end_is_no_part_of_the_mean_model(plan, tmp_path):
+def test_a_node_absent_at_the_end_is_not_in_the_mean_model(plan, tmp_path):
     done = run(tmp_path / "run", faults=plan(*EVERY_KIND))
-    (tmp_path / "faults.toml").unlink()  # the folder has its own copy
+    (tmp_path / "faults.toml").unlink()  # the run folder has a copy
     scores = evaluate(done.path)
     assert scores["nodes"]["accuracy"] == done.folder.read()[-1]["nodes"]["accuracy"]
     assert scores["nodes"]["accuracy"][3] is None
@@ -146,7 +146,7 @@ def test_who_is_away_at_the_end_is_no_part_of_the_mean_model(plan, tmp_path):
     assert (done.state()["fc1.weight"] - mean).abs().max() < 1e-7
 
 
-def test_a_control_can_be_paired_with_a_faulty_run(plan, tmp_path):
+def test_a_control_can_be_paired_with_a_run_with_faults(plan, tmp_path):
     paired = run(tmp_path / "paired", faults=plan(*EVERY_KIND))
     control = run(
         tmp_path / "control", rates={"name": "decay_only_matched", "paired": str(paired.path), "warmup_rounds": 1}
@@ -155,7 +155,7 @@ def test_a_control_can_be_paired_with_a_faulty_run(plan, tmp_path):
 
 
 @pytest.mark.parametrize("on", ["local", "both"])
-def test_scores_on_own_samples_are_of_those_who_are_there(on, plan, tmp_path):
+def test_local_scores_include_present_nodes_only(on, plan, tmp_path):
     done = run(tmp_path / "run", faults=plan("crash node=1 round=2"), evaluation={"on": on}, rounds=3)
     name = "accuracy" if on == "local" else "local_accuracy"
     values = done.folder.read()[-1]["nodes"][name]
@@ -163,7 +163,7 @@ def test_scores_on_own_samples_are_of_those_who_are_there(on, plan, tmp_path):
     assert values[0] is not None
 
 
-# what 60 rounds of the digits lost, worst of 5 seeds on ring and full: .4 points (measured; see docs/faults.md)
+# measured loss over 60 rounds of the digits, worst of 5 seeds on ring and full: .4 points (docs/faults.md)
 DISTANCE = 0.02
 PLANS = {
     "one dies and returns": ("crash node=1 round=11", "restart node=1 round=16"),
@@ -174,7 +174,7 @@ PLANS = {
 }
 
 
-def test_the_accuracy_stays_near_that_of_a_calm_run(plan, tmp_path):
+def test_the_accuracy_is_close_to_a_run_without_faults(plan, tmp_path):
     calm = {"rounds": 40, "data": {"nodes": 5, "alpha": 0.5}, "rates": {}}
     specs = [{**SPEC, **calm, "name": "calm"}]
     for number, faults in enumerate(PLANS.values()):

@@ -1,4 +1,4 @@
-"""What a plan says of nodes, rounds and messages, and how it answers mistakes."""
+"""Queries of a fault plan about nodes, rounds and messages, and its error messages."""
 
 from pathlib import Path
 
@@ -21,12 +21,12 @@ def test_a_crash_lasts_until_the_restart(plan):
     assert rounds(lambda r: found.restarts(1, r)) == [5]
     assert {r: found.rejoins(1, r) for r in range(1, 9) if found.rejoins(1, r)} == {5: "without_own"}
     assert not any(found.rejoins(2, r) for r in range(1, 9))
-    # neither hears the other while it is away, and both hear the rest
+    # the absent node neither sends nor receives; all other messages arrive
     assert rounds(lambda r: not found.receives(0, 1, r)) == rounds(lambda r: not found.receives(1, 0, r)) == [3, 4]
     assert all(found.receives(0, 3, r) for r in range(1, 9))
 
 
-def test_a_hang_is_an_absence_that_knows_its_end(plan):
+def test_a_hang_is_an_absence_of_fixed_length(plan):
     found = FaultPlan.load(plan("hang node=0 round=2 rounds=3 seconds=1.5", "hang node=1 round=4"), 3)
     assert rounds(lambda r: found.away(0, r)) == [2, 3, 4]
     assert rounds(lambda r: found.away(1, r)) == [4]
@@ -38,24 +38,24 @@ def test_a_hang_is_an_absence_that_knows_its_end(plan):
     assert not found.crashes(0, 2)
 
 
-def test_who_fails_again_as_it_would_return_does_not_return(plan):
+def test_a_node_that_fails_again_on_return_does_not_return(plan):
     found = FaultPlan.load(plan("hang node=0 round=2", "crash node=0 round=3", "restart node=0 round=4"), 3)
     assert rounds(lambda r: found.away(0, r)) == [2, 3]
     assert found.rejoins(0, 3) is None
     assert found.rejoins(0, 4) == "without_own"
 
 
-def test_a_delay_counts_only_past_the_deadline(plan):
+def test_a_delay_counts_only_after_the_deadline(plan):
     path = plan("delay node=1 round=2 seconds=2", "delay node=1 round=3 seconds=2.5 rounds=2", head="deadline = 2")
     found = FaultPlan.load(path, 3)
     assert [found.delay(1, r) for r in (1, 2, 3, 4, 5)] == [0, 2, 2.5, 2.5, 0]
     assert rounds(lambda r: not found.receives(0, 1, r)) == [3, 4]
-    assert all(found.receives(1, 0, r) for r in range(1, 9))  # it goes on with the others itself
+    assert all(found.receives(1, 0, r) for r in range(1, 9))  # the sender itself still receives all messages
     assert not any(found.away(1, r) for r in range(1, 9))
     assert FaultPlan.load(plan("delay node=1 round=2 seconds=5"), 3).deadline == 5
 
 
-def test_drop_and_corrupt_are_of_a_sender_and_its_listeners(plan):
+def test_drop_and_corrupt_affect_one_sender_and_its_receivers(plan):
     found = FaultPlan.load(
         plan("drop node=0 round=2 to=[1]", "corrupt node=0 round=3 to=[2]", "corrupt node=1 round=4"), 3
     )
@@ -65,7 +65,7 @@ def test_drop_and_corrupt_are_of_a_sender_and_its_listeners(plan):
     assert refused == [(2, 0, 3), (0, 1, 4), (2, 1, 4)]
 
 
-def test_what_does_not_arrive_is_not_refused(plan):
+def test_a_message_that_does_not_arrive_is_not_rejected(plan):
     found = FaultPlan.load(
         plan(
             "corrupt node=0 round=2",
@@ -78,7 +78,7 @@ def test_what_does_not_arrive_is_not_refused(plan):
     assert [found.rejects(i, 0, 2) for i in range(5)] == [False, False, True, False, False]
 
 
-def test_a_split_parts_its_sides_and_heals(plan):
+def test_a_split_separates_its_sides_and_ends(plan):
     found = FaultPlan.load(plan("split round=2 rounds=2 sides=[[0,1],[2,3]]"), 5)
     parted = {(i, j) for i in range(5) for j in range(5) if not found.receives(i, j, 3)}
     assert parted == {(i, j) for a, b in (((0, 1), (2, 3)), ((2, 3), (0, 1))) for i in a for j in b}  # 4 is on no side
@@ -95,7 +95,7 @@ def test_rejoin_and_several_nodes_at_once(plan):
     assert not FaultPlan.load(plan("crash node=0 round=1"), 2).returns
 
 
-def test_a_plan_without_faults_is_none(plan):
+def test_a_plan_without_faults_is_empty(plan):
     assert not FaultPlan.load(plan(), 3)
     assert FaultPlan().receives(0, 1, 1)
 
@@ -157,7 +157,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_named_with_its_file_and_entry(name, plan):
+def test_an_invalid_entry_is_an_error_with_file_and_number(name, plan):
     faults, message = MISTAKES[name]
     path = plan(*faults)
     with pytest.raises(FedA2LError) as error:
@@ -177,7 +177,7 @@ def test_a_mistake_is_named_with_its_file_and_entry(name, plan):
         ("[[fault]", "is not valid TOML"),
     ],
 )
-def test_a_broken_file_is_named(tmp_path: Path, text, message):
+def test_an_invalid_file_is_an_error(tmp_path: Path, text, message):
     path = tmp_path / "faults.toml"
     path.write_text(text)
     with pytest.raises(FedA2LError) as error:
@@ -186,12 +186,12 @@ def test_a_broken_file_is_named(tmp_path: Path, text, message):
     assert message in str(error.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path):
+def test_a_missing_file_is_an_error(tmp_path: Path):
     with pytest.raises(FedA2LError, match="there is no such file"):
         FaultPlan.load(tmp_path / "none.toml", 3)
 
 
-def test_the_plan_of_the_documentation_is_sound(tmp_path: Path):
+def test_the_plan_in_the_documentation_is_valid(tmp_path: Path):
     page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
     path = tmp_path / "faults.toml"
     path.write_text(page.partition("```toml\n")[2].partition("```")[0])

@@ -1,4 +1,4 @@
-"""Rates a node: the bits of rates for all while all are there, and histories of their own when they are not."""
+"""Learning rates by node: same bits as shared rates without absences, and separate histories with absences."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -34,14 +34,14 @@ def signals(round):
 def made(name, folder: Path):
     knobs = {"warmup_rounds": 2, "window": 3} if "window" in {field.name for field in fields(RULES[name])} else {}
     if name == "decay_only_matched":
-        record = '{"layers": {"multiplier": [[null, null], [0.5, 1.5]]}}\n'  # of a run whose node 0 was away
+        record = '{"layers": {"multiplier": [[null, null], [0.5, 1.5]]}}\n'  # from a run whose node 0 was absent
         (folder / "rounds.jsonl").write_text(record * 12)
         knobs["paired"] = str(folder)
     return RULES[name](**knobs)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_with_all_there_they_are_the_rates_of_all(name, tmp_path):
+def test_rates_by_node_match_shared_rates_without_absences(name, tmp_path):
     rule = made(name, tmp_path)
     joint, apart = rule.start(SETTING), RatesByNode(rule, SETTING)
     for round in range(1, 9):
@@ -53,7 +53,7 @@ def test_with_all_there_they_are_the_rates_of_all(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_saved_in_the_midst_of_an_absence_they_go_on_alike(name, tmp_path):
+def test_rates_saved_during_an_absence_resume_identically(name, tmp_path):
     rule = made(name, tmp_path)
     there, apart = [0, 2], RatesByNode(rule, SETTING)
     for round in range(1, 7):
@@ -67,8 +67,8 @@ def test_saved_in_the_midst_of_an_absence_they_go_on_alike(name, tmp_path):
     assert torch.equal(apart.multiplier, again.multiplier)
 
 
-def test_a_missed_round_is_no_entry_of_the_history():
-    """By hand: node 1 has no entry of rounds 4 and 5, keeps its rate in them, and goes on with the network's round."""
+def test_a_missed_round_adds_no_history_entry():
+    """Node 1 has no entry for rounds 4 and 5, keeps its rate in them, and continues with the network's round number."""
     rule = RULES["feda2l"](warmup_rounds=2, window=3, decay=0.3)
     rates = RatesByNode(rule, SETTING)
     for round in range(1, 4):
@@ -94,7 +94,7 @@ def test_a_schedule_follows_the_round():
     assert (rates.rates[:, 0] / rates.base[:, 0]).tolist() == [0.5, 0.5, 1.0]
 
 
-def test_a_state_of_another_network_is_refused():
+def test_the_state_of_another_network_is_an_error():
     rates = RatesByNode(RULES["feda2l"](), SETTING)
     state = {key: value[..., :2] if key.endswith("rates") else value for key, value in rates.state_dict().items()}
     with pytest.raises(FedA2LError, match="saved rates"):

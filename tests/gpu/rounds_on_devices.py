@@ -1,4 +1,4 @@
-"""A few rounds of a small run on a CPU or a GPU, for the tests beside this file."""
+"""A few rounds of a small run on a CPU or a GPU, for the tests in this folder."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from feda2l.spec.spec import Spec
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
-    "data": {"nodes": 4, "partition": "iid", "train_fraction": 0.1, "min_size": 30},  # 3 steps a round
+    "data": {"nodes": 4, "partition": "iid", "train_fraction": 0.1, "min_size": 30},  # 3 steps per round
     "topology": {"name": "ring"},
     "model": {"name": "small_cnn"},
 }
@@ -27,7 +27,7 @@ def merged(*specs: dict[str, Any]) -> dict[str, Any]:
 
 
 def rounds(spec: dict[str, Any], count: int, device: str) -> tuple[Population, list[dict[str, Any]], Assembled]:
-    """Some rounds without a folder: the population and the records."""
+    """Train some rounds without a run folder. Return the population and the records."""
     place = CPU if device == "cpu" else torch.device("cuda", 0)
     wanted = Spec.parse(merged(spec, {"runtime": {"device": device}}))
     run = assemble(wanted, Loaded.of(load_data(wanted.data), place))

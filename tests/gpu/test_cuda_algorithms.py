@@ -1,4 +1,4 @@
-"""Every algorithm on the GPU engines against the CPU's, on a real GPU; skipped where there is none."""
+"""Every algorithm on the GPU engines against the CPU engine. Skipped without a GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from feda2l.spec.spec import Spec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
-# CHOCO's top-k and FedYogi's sign pick by comparisons, which rounding can turn: the values then differ a little more
+# CHOCO's top-k and FedYogi's sign depend on comparisons, which rounding can flip, so their tolerance is larger
 LOOSE = {"choco": 2e-3, "fedyogi": 1e-3}
 PLAIN = [name for name, kind in ALGORITHMS.items() if kind.rate_search is Algorithm.rate_search]
 LOCAL = ["fedprox", "fedntd", "dfedsam", "qg_dsgdm", "gradient_tracking"]
@@ -38,7 +38,7 @@ def chosen(name: str, *others: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_rounds_equal_the_cpus(name: str) -> None:
+def test_rounds_match_the_cpu(name: str) -> None:
     cpu, records, expected = rounds(chosen(name, {"runtime": {"engine": "rows"}}), 3, "cpu")
     for engine in ("rows", "batched"):
         gpu, found, run = rounds(chosen(name, {"runtime": {"engine": engine}}), 3, "cuda")
@@ -52,7 +52,7 @@ def test_rounds_equal_the_cpus(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedntd", "dfedsam", "fedprox"])
 @pytest.mark.parametrize("policy", ["average", "local", "recalibrate"])
-def test_statistics_follow_the_cpus(name: str, policy: str) -> None:
+def test_statistics_match_the_cpu(name: str, policy: str) -> None:
     changed = {"model": {"name": f"{__name__}:WithStatistics"}, "algorithm": {"buffers": policy}}
     cpu, _, _ = rounds(chosen(name, changed), 3, "cpu")
     gpu, _, _ = rounds(chosen(name, changed), 3, "cuda")
@@ -62,7 +62,7 @@ def test_statistics_follow_the_cpus(name: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_smaller_last_batches_train_as_on_the_cpu(name: str) -> None:
+def test_smaller_last_batches_match_the_cpu(name: str) -> None:
     odd = {"training": {"drop_last": False, "batch_size": 8}}
     cpu, _, _ = rounds(chosen(name, odd, {"runtime": {"engine": "rows"}}), 2, "cpu")
     gpu, _, _ = rounds(chosen(name, odd, {"runtime": {"engine": "rows"}}), 2, "cuda")
@@ -70,7 +70,7 @@ def test_smaller_last_batches_train_as_on_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedprox", "fedntd", "qg_dsgdm"])
-def test_bf16_is_near_fp32(name: str) -> None:
+def test_bf16_is_close_to_fp32(name: str) -> None:
     for engine in ("rows", "batched"):
         exact, _, _ = rounds(chosen(name, {"runtime": {"engine": engine}}), 3, "cuda")
         half, _, _ = rounds(chosen(name, {"runtime": {"engine": engine, "precision": "bf16"}}), 3, "cuda")
@@ -78,7 +78,7 @@ def test_bf16_is_near_fp32(name: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["rows", "batched"])
-def test_a_pack_of_all_algorithms_equals_each_alone(engine: str, tmp_path: Path) -> None:
+def test_packed_algorithms_match_separate_runs(engine: str, tmp_path: Path) -> None:
     runtime = {"device": "cuda", "engine": engine, "deterministic": engine == "rows"}
     specs = [chosen(name, {"name": name, "rounds": 3, "runtime": runtime}) for name in PLAIN]
     packed = feda2l.run(specs, out=tmp_path / "packed", progress=False)
@@ -95,7 +95,7 @@ def test_a_pack_of_all_algorithms_equals_each_alone(engine: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["fedyogi", "fedawa", "gradient_tracking", "choco", "push_sum", "dfedhpo"])
-def test_a_longer_run_goes_on_with_the_same_bytes(name: str, tmp_path: Path) -> None:
+def test_an_extended_run_has_the_same_bytes(name: str, tmp_path: Path) -> None:
     runtime = {"device": "cuda", "engine": "rows", "deterministic": True}
     own = {"algorithm": {"trials": 2, "eval_epochs": 1}} if name == "dfedhpo" else {}
     spec = chosen(name, own, {"runtime": runtime, "rates": {"horizon": 4}})
@@ -106,7 +106,7 @@ def test_a_longer_run_goes_on_with_the_same_bytes(name: str, tmp_path: Path) -> 
         assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-def test_a_search_finds_what_the_cpu_finds() -> None:
+def test_a_rate_search_matches_the_cpu() -> None:
     found = {}
     for device in ("cpu", "cuda"):
         spec = chosen("dfedhpo", {"algorithm": {"trials": 3, "eval_epochs": 1}, "runtime": {"device": device}})

@@ -1,4 +1,4 @@
-"""The GPU engines against the CPU's, on a real GPU; skipped where there is none."""
+"""The GPU engines against the CPU engine. Skipped without a GPU."""
 
 import json
 import os
@@ -39,9 +39,9 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_ten_steps_in_fp32_equal_the_cpus(variant: dict[str, Any]) -> None:
+def test_ten_fp32_steps_match_the_cpu(variant: dict[str, Any]) -> None:
     spec = merged(SMALL, variant)
-    # Adam divides by the size of a gradient: where that is near 0, rounding decides its sign. float64 is tested below
+    # Adam divides by the size of a gradient; near 0 rounding decides its sign. A float64 test follows below
     tolerance = 1e-3 if "adam" in str(variant) else 1e-5
     cpu, records, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 3, "cpu")
     gpu, found, _ = rounds(spec, 3, "cuda")
@@ -52,14 +52,14 @@ def test_ten_steps_in_fp32_equal_the_cpus(variant: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "mlp"])
-def test_node_batched_kernels_equal_the_per_node_path_after_ten_steps(name: str) -> None:
+def test_node_batched_kernels_match_the_per_node_engine(name: str) -> None:
     spec = merged(SMALL, {"model": {"name": name}})
     rows, _, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 3, "cuda")
     batched, _, _ = rounds(merged(spec, {"runtime": {"engine": "batched"}}), 3, "cuda")
     assert difference(rows.trained, batched.trained) < 1e-5
 
 
-def test_unequal_shards_train_as_on_the_cpu() -> None:
+def test_unequal_shards_match_the_cpu() -> None:
     spec = merged(SMALL, {"data": {"partition": "dirichlet", "train_fraction": 0.2, "min_size": 60, "alpha": 0.5}})
     cpu, _, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 1, "cpu")
     for engine in ("rows", "batched"):
@@ -68,7 +68,7 @@ def test_unequal_shards_train_as_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_a_round_in_float64_equals_the_cpus(optimizer: str) -> None:
+def test_a_float64_round_matches_the_cpu(optimizer: str) -> None:
     states = {}
     for device in ("cpu", "cuda"):
         place = CPU if device == "cpu" else torch.device("cuda", 0)
@@ -106,7 +106,7 @@ def _float64_engine(run: Assembled, population: Population) -> Engine:
     return CudaGraphs(run.model, population, [member])
 
 
-def test_rates_follow_the_cpus() -> None:
+def test_learning_rates_match_the_cpu() -> None:
     spec = merged(
         SMALL,
         {"data": {"nodes": 10, "train_fraction": 0.2}, "model": {"name": "mlp"}},
@@ -119,7 +119,7 @@ def test_rates_follow_the_cpus() -> None:
         assert torch.allclose(rate, rate_, rtol=1e-3)
 
 
-def test_bf16_learns_as_fp32_does() -> None:
+def test_bf16_reaches_the_accuracy_of_fp32() -> None:
     spec = merged(SMALL, {"data": {"train_fraction": 0.75}, "rates": {"name": "constant"}})
     _, fp32, _ = rounds(spec, 15, "cuda")
     _, bf16, _ = rounds(merged(spec, {"runtime": {"precision": "bf16"}}), 15, "cuda")
@@ -142,7 +142,7 @@ def norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "recalibrate"])
-def test_statistics_follow_their_policy_as_on_the_cpu(policy: str, norms: dict[str, Any]) -> None:
+def test_statistics_policies_match_the_cpu(policy: str, norms: dict[str, Any]) -> None:
     spec = merged(norms, {"algorithm": {"buffers": policy}})
     cpu, expected, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 2, "cpu")
     gpu, found, _ = rounds(spec, 2, "cuda")
@@ -173,8 +173,8 @@ def test_deterministic_runs_give_the_same_bytes_alone_and_packed(precision: str,
         assert content(one.path) == content(other.path)
 
 
-def test_packed_runs_equal_each_alone_on_node_batched_kernels(tmp_path: Path) -> None:
-    # 3 rounds of 3 steps to rounding, and a whole run by its accuracy: bits depend on how many rows train together
+def test_packed_runs_match_separate_runs_on_node_batched_kernels(tmp_path: Path) -> None:
+    # 3 rounds of 3 steps agree up to rounding, and a whole run in its accuracy: bits depend on the number of rows
     for rounds_, tolerance in ((3, 1e-5), (20, None)):
         specs = [
             merged(SMALL, {"name": f"r{seed}", "seed": seed, "rounds": rounds_, "runtime": {"engine": "batched"}})
@@ -190,10 +190,10 @@ def test_packed_runs_equal_each_alone_on_node_batched_kernels(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_models_that_are_scored_together_score_as_each_alone(precision: str) -> None:
-    from feda2l.engines.cuda_engine import CudaEngine  # wants triton
+def test_scoring_models_together_matches_separate_scoring(precision: str) -> None:
+    from feda2l.engines.cuda_engine import CudaEngine  # needs triton
 
-    nodes = 13  # not whole tens
+    nodes = 13  # not a multiple of ten
     more = {"data": {"nodes": nodes}, "runtime": {"device": "cuda", "engine": "batched", "precision": precision}}
     spec = Spec.parse(merged(SMALL, more))
     run = assemble(spec, Loaded.of(data.load("digits"), torch.device("cuda", 0)))
@@ -209,13 +209,13 @@ def test_models_that_are_scored_together_score_as_each_alone(precision: str) -> 
         assert sum(one.tally) == pytest.approx(sum(other.tally), abs=0 if precision == "fp32" else 4), job
 
 
-def test_a_study_does_not_guess_its_time_from_steps_that_no_pack_has(tmp_path: Path) -> None:
+def test_a_study_estimates_its_time_from_packed_steps(tmp_path: Path) -> None:
     said: list[str] = []
     study("digits-rules", out=tmp_path, sets=['runtime.device="cuda"'], dry_run=True, say=said.append)
     assert "time unknown: on a GPU it is known when the first pack has trained" in said
 
 
-def test_a_diverging_run_leaves_the_others_bits_alone(tmp_path: Path) -> None:
+def test_a_diverged_run_does_not_change_other_runs(tmp_path: Path) -> None:
     good = merged(DETERMINISTIC, {"name": "good"})
     bad = merged(DETERMINISTIC, {"name": "bad", "rates": {"name": "constant", "base": 1e9}})
     alone = feda2l.run(good, out=tmp_path / "alone", progress=False)
@@ -224,7 +224,7 @@ def test_a_diverging_run_leaves_the_others_bits_alone(tmp_path: Path) -> None:
     assert content(packed[1].path) == content(alone.path)
 
 
-def test_kill_9_and_resume_give_the_same_bytes(tmp_path: Path) -> None:
+def test_resume_after_kill_9_gives_the_same_bytes(tmp_path: Path) -> None:
     spec = merged(DETERMINISTIC, {"rounds": 60, "runtime": {"checkpoint_seconds": 0}})
     whole = feda2l.run(spec, out=tmp_path / "whole", progress=False)
     sets = [
@@ -254,11 +254,11 @@ def test_kill_9_and_resume_give_the_same_bytes(tmp_path: Path) -> None:
     assert content(whole.path) == content(tmp_path / "cut")
 
 
-def test_more_runs_than_the_memory_holds_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_larger_than_gpu_memory_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = population_module.Population.__init__
 
     def small(self: Population, model: Any, rows: int, *rest: Any, **options: Any) -> None:
-        if rows > 8:  # a card that holds two runs of four nodes: a real request that no card can meet
+        if rows > 8:  # simulate a GPU that holds two runs of four nodes, by a request that no GPU can meet
             torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
         full(self, model, rows, *rest, **options)
 
@@ -271,7 +271,7 @@ def test_more_runs_than_the_memory_holds_are_split(tmp_path: Path, monkeypatch: 
     assert [run.summary["pack"] for run in runs] == [2, 2, 2, 2]
 
 
-def test_a_user_who_asks_for_the_cpu_gets_it_after_cuda_was_used(tmp_path: Path) -> None:
+def test_cpu_runs_still_work_after_cuda_was_used(tmp_path: Path) -> None:
     torch.ones(1, device="cuda", requires_grad=True).sum().backward()
     run = feda2l.run(merged(SMALL, {"rounds": 2, "runtime": {"device": "cpu"}}), out=tmp_path / "run", progress=False)
     assert run.summary["engine"] == "rows"

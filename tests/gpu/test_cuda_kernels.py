@@ -1,4 +1,4 @@
-"""Small Triton kernels against what the CPU does, on a real GPU; skipped where there is none."""
+"""Small Triton kernels against the CPU. Skipped without a GPU."""
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_signals_of_few_rows_are_the_cpus(rows: int) -> None:
-    """One row is a node on a machine of its own; a number that is 1 is a constant to Triton."""
+def test_signals_of_few_rows_match_the_cpu(rows: int) -> None:
+    """One row is the case of a single node per machine. Triton treats a size of 1 as a constant."""
     model = torch.nn.Sequential(torch.nn.Linear(70, 30), torch.nn.Linear(30, 5))
     layout = Layout.of(model)
     base, trained = torch.randn(2, rows, layout.width) * 1e-3
@@ -32,9 +32,9 @@ def test_signals_of_few_rows_are_the_cpus(rows: int) -> None:
 
 @pytest.mark.parametrize(("name", "nodes"), [("full", 1), ("full", 12), ("ring", 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_mixing_has_the_bits_of_the_cpu(name: str, nodes: int, dtype: torch.dtype) -> None:
+def test_mixing_has_the_same_bits_as_on_the_cpu(name: str, nodes: int, dtype: torch.dtype) -> None:
     mixing = build_mixing(build(name, nodes), "samples", samples=[7 * node + 3 for node in range(nodes)])
-    own = [torch.rand(len(mixing.row(node)[0])) for node in range(nodes)]  # as FedAWA's: all rows differ
+    own = [torch.rand(len(mixing.row(node)[0])) for node in range(nodes)]  # all rows differ, as with FedAWA
     rows = torch.randn(nodes, 5000, dtype=dtype)
     for weights in (mixing, mixing.reweighed(own, 1)):
         expected, found = torch.empty_like(rows), torch.empty_like(rows).cuda()
@@ -44,8 +44,8 @@ def test_mixing_has_the_bits_of_the_cpu(name: str, nodes: int, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize(("precision", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
-def test_timers_kernels_equal_what_is_written_out(precision: torch.dtype, near: float) -> None:
-    """Forecasts and gradients of three Timers with dropout, in the kernels' precision and in float64 on the CPU."""
+def test_timer_kernels_match_the_pytorch_operations(precision: torch.dtype, near: float) -> None:
+    """Compare forecasts and gradients of three Timers with dropout to float64 on the CPU."""
     model = Timer(input=(96, 2), dropout=0.3)
     torch.manual_seed(1)
     parameters = [torch.stack([torch.randn_like(p) * 0.03 + p for _ in range(3)]) for p in model.parameters()]
@@ -60,5 +60,5 @@ def test_timers_kernels_equal_what_is_written_out(precision: torch.dtype, near: 
         found.append([forecast, *torch.autograd.grad(forecast.square().sum(), leaves)])
     names = ["forecast", *(name for name, _ in model.named_parameters())]
     for name, one, other in zip(names, *found, strict=True):
-        if not name.endswith("key.bias"):  # whose gradient is 0: what all keys have in common, softmax does not see
+        if not name.endswith("key.bias"):  # its gradient is 0, because softmax ignores a common shift of all keys
             assert difference(one, other) < near, name

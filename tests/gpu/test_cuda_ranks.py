@@ -1,4 +1,4 @@
-"""One rank with a GPU and nccl against no ranks at all; skipped where there is no GPU."""
+"""One rank with a GPU and nccl against a run without ranks. Skipped without a GPU."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def run(launcher: list[str], spec: Path, out: Path) -> str:
 
 
 @pytest.mark.parametrize(("model", "algorithm"), [("mlp", "fedawa"), ("small_cnn", "fedavg")])
-def test_one_rank_gives_the_bytes_of_none(tmp_path: Path, model: str, algorithm: str) -> None:
+def test_one_rank_has_the_same_bytes_as_no_rank(tmp_path: Path, model: str, algorithm: str) -> None:
     spec = tmp_path / "spec.toml"
     spec.write_text(tomli_w.dumps(SPEC | {"model": {"name": model}, "algorithm": {"name": algorithm}}))
     assert "NCCL version" not in run(ALONE, spec, tmp_path / "alone")

@@ -1,4 +1,4 @@
-"""ResNets on node-batched kernels against captured steps, on a real GPU; skipped where there is none."""
+"""ResNets on node-batched kernels against captured steps. Skipped without a GPU."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 def batch_norm(classes: int, input: tuple[int, ...]) -> ResNet:
-    """Two groups of one block: every kind of convolution that ResNet-18 has."""
+    """Two groups of one block with every kind of convolution of ResNet-18."""
     return ResNet((1, 1), classes=classes, channels=input[0], norm=nn.BatchNorm2d)
 
 
@@ -26,7 +26,7 @@ def group_norm(classes: int, input: tuple[int, ...]) -> ResNet:
     return ResNet((1, 1), classes=classes, channels=input[0], norm=partial(nn.GroupNorm, 32))
 
 
-# a small rate: at 0.01 two paths that differ by 1e-7 at the start are 2e-4 apart after two rounds, on a CPU too
+# a small rate: at 0.01 a difference of 1e-7 at the start grows to 2e-4 after two rounds, also on a CPU
 RESNET = merged(SMALL, {"model": {"name": f"{__name__}:batch_norm"}, "rates": {"base": 1e-4}})
 UNEQUAL = {"data": {"partition": "dirichlet", "train_fraction": 0.2, "min_size": 60, "alpha": 0.5}}
 VARIANTS: list[dict[str, Any]] = [
@@ -40,7 +40,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_two_rounds_equal_captured_steps(variant: dict[str, Any]) -> None:
+def test_two_rounds_match_captured_steps(variant: dict[str, Any]) -> None:
     spec = merged(RESNET, variant)
     rows, expected, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 2, "cuda")
     batched, found, _ = rounds(merged(spec, {"runtime": {"engine": "batched"}}), 2, "cuda")
@@ -51,14 +51,14 @@ def test_two_rounds_equal_captured_steps(variant: dict[str, Any]) -> None:
     assert found[-1]["test_loss"] == pytest.approx(expected[-1]["test_loss"], rel=1e-3)
 
 
-def test_bf16_is_near_fp32() -> None:
+def test_bf16_is_close_to_fp32() -> None:
     batched = merged(RESNET, {"runtime": {"engine": "batched"}})
     exact, _, _ = rounds(batched, 2, "cuda")
     half, _, _ = rounds(merged(batched, {"runtime": {"precision": "bf16"}}), 2, "cuda")
     assert 0 < difference(exact.trained, half.trained) < 0.01
 
 
-def test_packed_runs_equal_each_alone(tmp_path: Path) -> None:
+def test_packed_runs_match_separate_runs(tmp_path: Path) -> None:
     runtime = {"device": "cuda", "engine": "batched"}
     spec = merged(RESNET, UNEQUAL, {"rounds": 2, "runtime": runtime})
     specs = [merged(spec, {"name": f"seed-{seed}", "seed": seed}) for seed in (1, 2)]
@@ -72,7 +72,7 @@ def test_packed_runs_equal_each_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("side", "stride"), [(3, 1), (3, 2), (1, 1), (1, 2)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
-def test_convolutions_equal_cudnns_and_repeat(side: int, stride: int, kind: torch.dtype) -> None:
+def test_convolutions_match_cudnn_and_are_reproducible(side: int, stride: int, kind: torch.dtype) -> None:
     torch.manual_seed(1)
     x = torch.randn(3, 10, 16, 15, 64, device="cuda", dtype=kind, requires_grad=True)
     weight = torch.randn(3, 128, side * side * 64, device="cuda", dtype=kind, requires_grad=True)

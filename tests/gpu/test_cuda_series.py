@@ -1,4 +1,4 @@
-"""Forecasting on the GPU engine against the CPU's, on a real GPU; skipped where there is none."""
+"""Forecasting on the GPU engine against the CPU engine. Skipped without a GPU."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ class Plain(Timer):
 
 
 class Dropping(Timer):
-    """The same with dropout."""
+    """A small Timer with dropout."""
 
     def __init__(self, input: tuple[int, ...], horizon: int) -> None:
         super().__init__(input=input, horizon=horizon, patch=8, width=32, heads=4, hidden=64, dropout=0.3)
@@ -30,7 +30,7 @@ class Dropping(Timer):
 
 @pytest.fixture
 def series(tmp_path: Path) -> dict[str, Any]:
-    """Three sites, two variates, 300 moments: waves on a slope."""
+    """Three sites, two variates, 300 time steps: waves with a trend."""
     lines = ["site,height,width"]
     for site in range(3):
         for moment in range(300):
@@ -47,7 +47,7 @@ def series(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_rounds_equal_the_cpus(series: dict[str, Any], optimizer: str) -> None:
+def test_rounds_match_the_cpu(series: dict[str, Any], optimizer: str) -> None:
     spec = merged(series, {"training": {"optimizer": optimizer}, "rates": {"base": 1e-3}})
     cpu, records, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 2, "cpu")
     gpu, found, _ = rounds(spec, 2, "cuda")
@@ -57,7 +57,7 @@ def test_rounds_equal_the_cpus(series: dict[str, Any], optimizer: str) -> None:
     assert found[-1]["nodes"]["mse"] == pytest.approx(records[-1]["nodes"]["mse"], rel=1e-3)
 
 
-def test_bf16_is_near_fp32(series: dict[str, Any]) -> None:
+def test_bf16_is_close_to_fp32(series: dict[str, Any]) -> None:
     exact, records, _ = rounds(series, 3, "cuda")
     half, found, _ = rounds(merged(series, {"runtime": {"precision": "bf16"}}), 3, "cuda")
     assert 0 < difference(exact.base, half.base) < 0.02
@@ -65,7 +65,7 @@ def test_bf16_is_near_fp32(series: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_node_batched_timers_equal_the_per_node_path(series: dict[str, Any], optimizer: str) -> None:
+def test_node_batched_timers_match_the_per_node_engine(series: dict[str, Any], optimizer: str) -> None:
     spec = merged(series, {"training": {"optimizer": optimizer}, "rates": {"base": 1e-3}})
     rows, records, _ = rounds(merged(spec, {"runtime": {"engine": "rows"}}), 2, "cuda")
     batched, found, _ = rounds(merged(spec, {"runtime": {"engine": "batched"}}), 2, "cuda")
@@ -82,20 +82,20 @@ def test_node_batched_dropout_does_not_depend_on_the_pack(series: dict[str, Any]
     for one, together in zip(specs, packed, strict=True):
         alone = feda2l.run(one, out=tmp_path / one["name"], progress=False)
         for name, value in alone.state().items():
-            assert difference(value, together.state()[name]) < 1e-4, name  # sums round by how many rows there are
+            assert difference(value, together.state()[name]) < 1e-4, name  # rounding depends on the number of rows
     plain = merged(specs[0], {"model": {"name": f"{__name__}:Plain"}})
     without = feda2l.run(plain, out=tmp_path / "plain", progress=False)
     assert difference(without.state()["head.weight"], packed[0].state()["head.weight"]) > 1e-2
 
 
-def test_dropout_draws_by_seed_node_and_round_alone_or_packed(series: dict[str, Any], tmp_path: Path) -> None:
+def test_dropout_depends_on_seed_node_and_round_only(series: dict[str, Any], tmp_path: Path) -> None:
     runtime = {"device": "cuda", "deterministic": True}
     spec = merged(series, {"model": {"name": f"{__name__}:Dropping"}, "rounds": 3, "runtime": runtime})
     specs = [merged(spec, {"name": f"rate-{rate}", "rates": {"base": rate}}) for rate in (0.01, 0.02)]
     torch.cuda.manual_seed(7)
     before = torch.cuda.get_rng_state()
     packed = feda2l.run(specs, out=tmp_path / "packed", progress=False)
-    assert torch.equal(torch.cuda.get_rng_state(), before)  # the user's own draws are left alone
+    assert torch.equal(torch.cuda.get_rng_state(), before)  # the user's generator does not change
     for one, together in zip(specs, packed, strict=True):
         alone = feda2l.run(one, out=tmp_path / one["name"], progress=False)
         for file in ("rounds.jsonl", "checkpoint.safetensors"):

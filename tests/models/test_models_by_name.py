@@ -1,4 +1,4 @@
-"""The models by name: sizes of the specification, layers, and errors in words; a user's own by import path."""
+"""Models by name and by import path: sizes, layers and error messages."""
 
 import pytest
 import torch
@@ -31,15 +31,15 @@ def size(model) -> int:
         ("small_cnn", 10, (1, 8, 8), 9 * 16 + 16 + 9 * 16 * 32 + 32 + 32 * 16 * 10 + 10, 3),
     ],
 )
-def test_sizes_and_layers_are_those_of_the_specification(name, classes, input, parameters, layers):
+def test_sizes_and_layers_match_the_specification(name, classes, input, parameters, layers):
     model = build(name, classes=classes, input=input)
     assert size(model) == Layout.of(model).parameters == parameters
     assert len(find_layers(model)) == layers
     assert model(torch.zeros(2, *input)).shape == (2, classes)
 
 
-def test_the_cnn_is_the_papers_layer_for_layer():
-    """Two 5x5 convolutions of 32 and 64 channels without padding, pooling by 2, 512 hidden units, biases everywhere."""
+def test_the_cnn_has_the_layers_of_the_paper():
+    """Two 5x5 convolutions (32 and 64 channels, no padding), pooling by 2, 512 hidden units, biases in all layers."""
     shapes = {name: tuple(parameter.shape) for name, parameter in build("cnn").named_parameters()}
     assert list(shapes.values()) == [
         (32, 3, 5, 5),
@@ -56,12 +56,12 @@ def test_the_cnn_is_the_papers_layer_for_layer():
 
 
 @pytest.mark.parametrize("side", [15, 8, 1])
-def test_pictures_too_small_for_the_cnn_are_an_error_that_names_another_model(side):
+def test_images_too_small_for_the_cnn_raise_an_error(side):
     with pytest.raises(FedA2LError, match=rf"at least 16x16 pixels, got {side}x32; use small_cnn"):
         build("cnn", input=(3, side, 32))
 
 
-def test_the_smallest_pictures_that_the_cnn_takes():
+def test_the_smallest_images_for_the_cnn():
     assert build("cnn", input=(1, 16, 16))(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
 
 
@@ -71,7 +71,7 @@ def test_groupnorm_has_no_statistics_to_exchange():
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp", "small_cnn"])
-def test_initial_values_are_torchs_own_and_follow_its_seed(name):
+def test_initial_values_match_torch_and_its_seed(name):
     models = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -80,7 +80,7 @@ def test_initial_values_are_torchs_own_and_follow_its_seed(name):
     assert not torch.equal(models[0], models[2])
 
 
-def test_a_wrong_name_gets_the_nearest_right_one():
+def test_an_unknown_name_suggests_the_closest_one():
     with pytest.raises(FedA2LError, match=r"model.name = 'cn' is unknown; did you mean 'cnn'"):
         build("cn")
     assert {"mlp", "cnn", "small_cnn"} <= set(MODELS)
@@ -123,7 +123,7 @@ def mine(tmp_path, monkeypatch) -> str:
     return "models_of_mine"
 
 
-def test_a_users_model_is_given_what_it_takes(mine):
+def test_a_users_model_gets_the_arguments_it_accepts(mine):
     assert size(build(f"{mine}:Plain", classes=7)) == 10
     assert build(f"{mine}:Asks", classes=7, input=(1, 2, 3)).given == (7, (1, 2, 3), 3)
     assert build(f"{mine}:everything", classes=7, input=(1, 2, 3)).given == {"classes": 7, "input": (1, 2, 3)}
@@ -139,6 +139,6 @@ def test_a_users_model_is_given_what_it_takes(mine):
         ("models_of_mine:constant", "is a int, which is not callable"),
     ],
 )
-def test_a_users_model_that_does_not_work_is_named(mine, name, words):
+def test_a_broken_user_model_raises_an_error_with_its_name(mine, name, words):
     with pytest.raises(FedA2LError, match=f"(?s){name}.*{words}"):
         build(name)

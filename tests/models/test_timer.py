@@ -1,4 +1,4 @@
-"""Timer: its size by hand, and what its construction promises: causality, invariances, the roll-out."""
+"""Timer: its size by hand calculation, causality, invariances and the roll-out."""
 
 import math
 
@@ -17,7 +17,7 @@ def size(model: torch.nn.Module) -> int:
 
 
 def block(width: int, hidden: int) -> int:
-    """Parameters of a block: four projections, the perceptron, two normalisations, all with biases."""
+    """Return the parameters of a block: four projections, a perceptron and two LayerNorms, all with biases."""
     return 4 * (width * width + width) + (width * hidden + hidden) + (hidden * width + width) + 2 * 2 * width
 
 
@@ -33,7 +33,7 @@ def rolling() -> Timer:
     return Timer(width=32, hidden=64, heads=4, horizon=60, head="next_patch").eval()
 
 
-def test_the_size_is_that_of_the_specification():
+def test_the_size_matches_the_specification():
     model = build("timer")
     assert size(model) == 24 * 512 + 2 * block(512, 2048) + 2 * 512 + (4 * 512 * 96 + 96) == 6_514_784
     layers = find_layers(model)
@@ -42,7 +42,7 @@ def test_the_size_is_that_of_the_specification():
     assert model(torch.zeros(2, 96, 3)).shape == (2, 96, 3)
 
 
-def test_the_authors_form_has_a_head_for_one_patch():
+def test_next_patch_head_predicts_one_patch():
     model = Timer(head="next_patch")
     assert size(model) == 24 * 512 + 2 * block(512, 2048) + 2 * 512 + (512 * 24 + 24) == 6_330_392
     assert len(find_layers(model)) == 19
@@ -50,7 +50,7 @@ def test_the_authors_form_has_a_head_for_one_patch():
     assert round(size(large) / 1e6, 1) == 67.4  # spec E: the authors' fine-tuning scripts
 
 
-def test_lengths_come_with_the_data_and_channels_change_nothing():
+def test_lengths_follow_the_data_and_channels_do_not_matter():
     model = build("timer", classes=7, input=(48, 11), horizon=12)
     assert model(torch.zeros(2, 48, 11)).shape == (2, 12, 11)
     assert size(build("timer", input=(96, 11))) == size(build("timer"))
@@ -67,12 +67,12 @@ def test_lengths_come_with_the_data_and_channels_change_nothing():
         ({"head": "linear"}, "head must be 'flatten' or 'next_patch', got 'linear'"),
     ],
 )
-def test_what_cannot_be_built_is_said(options, words):
+def test_invalid_options_raise_an_error(options, words):
     with pytest.raises(FedA2LError, match=words):
         Timer(**options)
 
 
-def test_a_later_patch_does_not_change_an_earlier_token(small):
+def test_a_token_does_not_depend_on_later_patches(small):
     x = torch.randn(3, 96)
     y = x.clone()
     y[:, 48:72] += 1.0
@@ -81,23 +81,23 @@ def test_a_later_patch_does_not_change_an_earlier_token(small):
     assert (before[:, 2:] - after[:, 2:]).abs().amin(dim=(0, 2)).min() > 0
 
 
-def test_a_token_sees_all_patches_before_it(small):
+def test_a_token_depends_on_all_earlier_patches(small):
     x = torch.randn(1, 96, requires_grad=True)
     small.encode(x)[0, 3].square().sum().backward()
     assert (x.grad.reshape(4, 24).abs().sum(dim=1) > 0).all()
 
 
 @pytest.mark.parametrize("kind", ["small", "rolling"])
-def test_shift_and_scale_of_a_window_shift_and_scale_the_forecast(kind, request):
+def test_forecast_is_equivariant_to_shift_and_scale(kind, request):
     model = request.getfixturevalue(kind)
-    x = 10 * torch.randn(2, 96, 3, dtype=torch.float64)  # large, so that the 1e-5 in the variance does not show
+    x = 10 * torch.randn(2, 96, 3, dtype=torch.float64)  # large, so that the 1e-5 in the variance is negligible
     model.double()
     scale, shift = torch.tensor([0.5, 3.0, 20.0]), torch.tensor([-7.0, 0.0, 100.0])
     torch.testing.assert_close(model(x * scale + shift), model(x) * scale + shift, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["small", "rolling"])
-def test_channels_do_not_see_each_other(kind, request):
+def test_channels_are_independent(kind, request):
     model = request.getfixturevalue(kind)
     x = torch.randn(2, 96, 3)
     y = x.clone()
@@ -108,12 +108,12 @@ def test_channels_do_not_see_each_other(kind, request):
     torch.testing.assert_close(model(x[:, :, [2, 0]]), before[:, :, [2, 0]])
 
 
-def test_a_constant_window_is_forecast_around_its_constant(small):
+def test_forecast_of_a_constant_window_is_near_the_constant(small):
     forecast = small(torch.full((1, 96, 1), 5.0))
-    assert (forecast - 5.0).abs().max() < 0.1  # s is sqrt(1e-5), not 0: finite, and small
+    assert (forecast - 5.0).abs().max() < 0.1  # s is sqrt(1e-5) and not 0, so the result is finite and small
 
 
-def test_the_roll_out_feeds_each_patch_back(rolling):
+def test_roll_out_appends_each_predicted_patch(rolling):
     x = torch.randn(2, 96, 3)
     first = rolling.next_patches(x)[:, 72:]
     second = rolling.next_patches(torch.cat([x[:, 24:], first], dim=1))[:, 72:]
@@ -122,20 +122,20 @@ def test_the_roll_out_feeds_each_patch_back(rolling):
     torch.testing.assert_close(rolling(x), expected)
 
 
-def test_each_token_forecasts_the_patch_after_its_own(rolling):
-    """What is forecast after a patch does not depend on later patches, once the scale is kept."""
+def test_each_token_predicts_the_next_patch(rolling):
+    """With a fixed scale, the prediction after a patch does not depend on later patches."""
     x = torch.randn(1, 96, 1)
     y = x.clone()
     y[:, 72:] = x[:, 72:].flip(1)  # the same mean and variance
     torch.testing.assert_close(rolling.next_patches(x)[:, :72], rolling.next_patches(y)[:, :72])
 
 
-def test_only_the_rolling_form_forecasts_patches(small):
+def test_next_patches_needs_the_next_patch_head(small):
     with pytest.raises(FedA2LError, match="head = 'next_patch'"):
         small.next_patches(torch.zeros(1, 96, 1))
 
 
-def test_attention_is_the_formula(small):
+def test_attention_matches_its_formula(small):
     part = small.blocks[0]
     x = torch.randn(2, 4, 32)
     heads = [project(x).reshape(2, 4, 4, 8).permute(0, 2, 1, 3) for project in (part.query, part.key, part.value)]
@@ -145,7 +145,7 @@ def test_attention_is_the_formula(small):
     torch.testing.assert_close(part.attend(x), part.output(mixed), rtol=1e-4, atol=1e-6)
 
 
-def test_positions_are_sines_and_cosines_and_no_state(small):
+def test_positions_are_sinusoidal_and_not_in_the_state_dict(small):
     found = positions(3, 4, torch.device("cpu"), torch.float64)
     expected = [[f(t * w) for w in (1.0, 0.01) for f in (math.sin, math.cos)] for t in range(3)]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
@@ -153,7 +153,7 @@ def test_positions_are_sines_and_cosines_and_no_state(small):
     assert not any("position" in name for name in small.state_dict())
 
 
-def test_positions_first_made_in_an_evaluation_serve_training(small):
+def test_positions_created_in_inference_mode_work_in_training(small):
     positions.cache_clear()
     with torch.inference_mode():
         small(torch.zeros(1, 96, 1))
@@ -162,7 +162,7 @@ def test_positions_first_made_in_an_evaluation_serve_training(small):
     assert all(parameter.grad is not None for parameter in small.parameters())
 
 
-def test_dropout_follows_torchs_seed(small):
+def test_dropout_depends_on_the_torch_seed(small):
     x = torch.randn(2, 96, 1)
     small.train()
     drawn = []
@@ -175,8 +175,8 @@ def test_dropout_follows_torchs_seed(small):
     assert torch.equal(small(x), small(x))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention on a CPU has no batched kernel
-def test_many_nodes_at_once_are_each_node_alone():
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # CPU attention has no batched kernel
+def test_vmap_matches_separate_models():
     torch.manual_seed(3)
     models = [Timer(width=32, hidden=64, heads=4).eval() for _ in range(3)]
     parameters, _ = stack_module_state(models)
@@ -186,7 +186,7 @@ def test_many_nodes_at_once_are_each_node_alone():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_few_steps_lower_the_error():
+def test_a_few_training_steps_reduce_the_error():
     torch.manual_seed(0)
     model = Timer(input=(48, 1), horizon=24, width=32, hidden=64, heads=4)
     time = torch.arange(72) + torch.arange(64).unsqueeze(-1)
@@ -211,7 +211,7 @@ class Mine(nn.Linear):
 """
 
 
-def test_a_users_forecaster_is_given_lengths_and_no_classes(tmp_path, monkeypatch):
+def test_a_user_forecaster_gets_lengths_and_no_classes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "forecaster_of_mine.py").write_text(FORECASTER)
     assert size(build("forecaster_of_mine:Mine")) == 12 * 6 + 6
@@ -220,7 +220,7 @@ def test_a_users_forecaster_is_given_lengths_and_no_classes(tmp_path, monkeypatc
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("head", ["flatten", "next_patch"])
-def test_a_step_is_captured_in_a_cuda_graph(head):
+def test_a_step_can_be_captured_in_a_cuda_graph(head):
     torch.manual_seed(0)
     model = Timer(width=64, hidden=128, dropout=0.0, head=head).cuda()
     x, y = torch.randn(8, 96, 2, device="cuda"), torch.randn(8, 96, 2, device="cuda")

@@ -1,4 +1,4 @@
-"""Simulated time against schedules worked out by hand, and what must hold of any."""
+"""Simulated time against hand calculations, and properties that hold for every network."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ FREE = LinkProfile("no cost", 0.0)
 
 
 class Same:
-    """Links that all cost the same."""
+    """Links with equal cost."""
 
     def __init__(self, latency: float, per_byte: float = 0.0) -> None:
         self.latency, self.per_byte = latency, per_byte
@@ -32,7 +32,7 @@ def clock(name, work, links=None, uplink=None, **options):
 
 
 def times(clock, rounds, message=100, **more):
-    """When each node had completed each round."""
+    """Return the time at which each node has completed each round."""
     found = []
     for round in range(1, rounds + 1):
         clock.round(round, message, **more)
@@ -53,12 +53,12 @@ THREE = """from,to,latency_ms,mbit
 """
 
 
-def test_three_nodes_and_three_rounds_by_hand(tmp_path):
-    """A line 0 - 1 - 2; a message of 100 bytes is 800 bits: 1 s at 0.0008 Mbit/s, 2 s at 0.0004.
+def test_three_nodes_and_three_rounds_match_a_hand_calculation(tmp_path):
+    """A line 0 - 1 - 2. A message of 100 bytes is 800 bits: 1 s at 0.0008 Mbit/s, 2 s at 0.0004.
 
-    Nodes work 1, 2 and 6 s, then send for 1, 2 (the longer of 1 and 2) and 2 s. A message is there after
-    0 -> 1: 1 + 1 = 2 s, 1 -> 0: 1 + 2 = 3 s, 1 <-> 2: 2 + 0.5 = 2.5 s. c is when a node has trained, t when its
-    messages are out and it has heard all; 0 and 2 do not wait for each other.
+    Nodes train for 1, 2 and 6 s, then send for 1, 2 (the longer of 1 and 2) and 2 s. A message arrives after
+    0 -> 1: 1 + 1 = 2 s, 1 -> 0: 1 + 2 = 3 s, 1 <-> 2: 2 + 0.5 = 2.5 s. c is the end of training. t is the time when all
+    messages of a node have left and all messages to it have arrived. Nodes 0 and 2 do not wait for each other.
 
     round 1: c = 0+1, 0+2, 0+6                   = 1, 2, 6
              t0 = max(1+1, 2+3)                  = 5
@@ -79,68 +79,69 @@ def test_three_nodes_and_three_rounds_by_hand(tmp_path):
     assert np.array(found) == pytest.approx(np.array([[5, 8.5, 8], [13.5, 16.5, 16], [21.5, 24.5, 24]]), rel=1e-12)
 
 
-def test_messages_share_an_uplink_by_hand():
-    """Node 0 of a star sends three messages at once over 1 s a message: each takes 3 s. The others send one each."""
+def test_messages_share_an_uplink():
+    """Node 0 of a star sends three messages of 1 s at the same time, so each takes 3 s. The others send one each."""
     found = clock("star", [1, 1, 1, 1], Same(0.5), uplink=[0.01] * 4)
     found.round(1, 100)
-    # 0 hears them at 1 + 1 + 0.5 and is through with sending at 1 + 3; they hear 0 at 1 + 3 + 0.5
+    # 0 receives them at 1 + 1 + 0.5 and has sent its messages at 1 + 3; they receive its message at 1 + 3 + 0.5
     assert found.now.tolist() == [4, 4.5, 4.5, 4.5]
 
 
-def test_the_narrower_of_link_and_uplink_counts():
+def test_the_slower_of_link_and_uplink_counts():
     found = clock("ring", [0, 0, 0], Same(1.0, per_byte=0.05), uplink=[0.01, 0.1, 0.01])
     found.round(1, 100)
-    # two messages each: 0 and 2 would send 2 s by their uplinks, 5 s by the link; 1 sends 20 s
+    # two messages each: 0 and 2 need 2 s by their uplinks and 5 s by the link; 1 needs 20 s
     assert found.now.tolist() == [21, 20, 21]
 
 
-def test_who_rests_neither_works_nor_sends_and_follows_the_time_by_hand():
-    """A ring of four works 1, 2, 3, 4 s; latency 0.5 s, a message 1 s more. 3 rests.
+def test_a_resting_node_neither_trains_nor_sends():
+    """A ring of four nodes trains for 1, 2, 3, 4 s. The latency is 0.5 s and a message takes 1 s more. Node 3 rests.
 
-    c = 1, 2, 3, 0. 0 hears 1, 1 hears 0 and 2, 2 hears 1: with a message, c + 1.5, and its own is out at 3 + 1. 3 hears
-    that 0 and 2 are through, without one: c + 0.5.
+    c = 1, 2, 3, 0. Node 0 receives from 1, node 1 from 0 and 2, node 2 from 1: messages arrive at c + 1.5, and node 2's
+    own message has left at 3 + 1. Node 3 gets notices without a model from 0 and 2 at c + 0.5.
     """
     found = clock("ring", [1, 2, 3, 4], Same(0.5, per_byte=0.01))
     found.round(1, 100, present=[0, 1, 2])
     assert found.now.tolist() == [3.5, 4.5, 4, 3.5]
 
 
-def test_an_uplink_is_shared_by_the_messages_that_are_sent():
-    """To those who rest there are none."""
+def test_only_sent_messages_share_the_uplink():
+    """No messages are sent to resting nodes."""
     found = clock("full", [1, 1, 1, 1], uplink=[0.01] * 4)
     found.round(1, 100, present=[0, 1])
     assert found.now.tolist() == [2, 2, 1, 1]
 
 
-def test_several_exchanges_a_round_take_their_time_each():
+def test_each_exchange_of_a_round_takes_time():
     found = clock("ring", [1, 1, 1, 5], Same(2.0))
     found.round(1, 0, exchanges=2)
-    # c = 1, 1, 1, 5; then 7, 3, 7, 5; then max over neighbours + 2
+    # c = 1, 1, 1, 5, then 7, 3, 7, 5, then the maximum over neighbours + 2
     assert found.now.tolist() == [7, 9, 7, 9]
 
 
-def test_a_graph_that_varies_is_followed_round_by_round():
-    """One peer of four: in round 1 each hears the one before, in round 2 the one two before; 0 works 1 s, latency 10 s.
+def test_a_time_varying_graph_uses_the_edges_of_each_round():
+    """One-peer graph of four nodes: node i receives from i - 1 in round 1 and from i - 2 in round 2.
 
-    round 1: c = 1, 0, 0, 0, and 1 hears 0: t = 10, 11, 10, 10
-    round 2: c = 11, 11, 10, 10, and 2 hears 0, 3 hears 1: t = 20, 20, 21, 21
+    Node 0 trains for 1 s, and the latency is 10 s.
+    round 1: c = 1, 0, 0, 0, and 1 receives from 0: t = 10, 11, 10, 10
+    round 2: c = 11, 11, 10, 10, and 2 receives from 0, 3 from 1: t = 20, 20, 21, 21
     """
     found = times(clock("one_peer_exponential", [1, 0, 0, 0], Same(10.0)), 2)
     assert found == [[10, 11, 10, 10], [20, 20, 21, 21]]
 
 
 @pytest.mark.parametrize("name", ["full", "ring", "exponential", "one_peer_exponential", "star"])
-def test_equal_nodes_and_links_take_rounds_times_a_constant(name):
+def test_equal_nodes_and_links_take_equal_time_per_round(name):
     found = times(clock(name, [0.5] * 8, Same(0.25, per_byte=1 / 128)), 7, message=32)
     assert found == [[round * 1.0] * 8 for round in range(1, 8)]
 
 
-def test_isolated_nodes_keep_their_own_time():
+def test_isolated_nodes_do_not_wait():
     assert times(clock("isolated", [1, 2, 3], Same(9.0)), 2) == [[1, 2, 3], [2, 4, 6]]
 
 
 @pytest.mark.parametrize("faster", ["latency", "bandwidth", "uplink", "speed"])
-def test_what_is_faster_is_never_later(faster):
+def test_faster_nodes_or_links_never_increase_the_time(faster):
     generator = np.random.default_rng(1)
     nodes = 30
     profile = LINKS["mobile"]._replace(bandwidth_mbit=5.0, bandwidth_spread=1.0)
@@ -160,7 +161,7 @@ def test_what_is_faster_is_never_later(faster):
     assert (np.array(better) < usual).any()
 
 
-def test_a_link_is_drawn_by_its_pair_whatever_the_graph():
+def test_link_draws_do_not_depend_on_the_graph():
     drawn = DrawnLinks(LINKS["wan"], seed=1)
     some = drawn.cost(np.array([3, 7]), np.array([7, 3]))
     many = drawn.cost(np.arange(9), np.full(9, 7))
@@ -181,7 +182,7 @@ def test_draws_are_lognormal_with_median_one(spread):
     assert abs(np.corrcoef(ordered[:, 0], ordered[:, 1])[0, 1]) < 0.2
 
 
-def test_the_words_of_the_speed_profiles_are_true():
+def test_the_summaries_of_the_speed_profiles_are_true():
     for name, third, fortieth in (("computers", 0.9, 0.55), ("phones", 0.8, 0.3)):
         drawn = np.sort(speeds(name, 40_000, seed=1))
         assert drawn[len(drawn) // 3] < third
@@ -190,14 +191,14 @@ def test_the_words_of_the_speed_profiles_are_true():
     assert set(SPEEDS) == {"uniform", "computers", "phones"}
 
 
-def test_more_nodes_do_not_change_the_first_ones():
+def test_draws_of_existing_nodes_do_not_depend_on_the_network_size():
     assert (speeds("phones", 100, seed=4)[:10] == speeds("phones", 10, seed=4)).all()
     profile = LINKS["home"]
     assert (uplinks(None, profile, 100, seed=4)[:10] == uplinks(None, profile, 10, seed=4)).all()
 
 
 @pytest.mark.parametrize("name", ["ring", "one_peer_exponential"])
-def test_ten_thousand_nodes_are_a_matter_of_their_edges(name):
+def test_cost_of_ten_thousand_nodes_grows_with_edges_only(name):
     nodes = 10_000
     network = clock(
         name, speeds("phones", nodes, 1), DrawnLinks(LINKS["mobile"], 1), uplinks(None, LINKS["mobile"], nodes, 1)
@@ -212,7 +213,7 @@ def test_ten_thousand_nodes_are_a_matter_of_their_edges(name):
 # --- links from a file -----------------------------------------------------------------------------------------
 
 
-def test_a_link_that_is_given_one_way_is_the_same_both_ways(tmp_path):
+def test_a_link_listed_in_one_direction_is_symmetric(tmp_path):
     found = listed(tmp_path, THREE).cost(np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))
     assert found.latency.tolist() == [1.0, 2.0, 0.5, 0.5]
     assert found.per_byte.tolist() == pytest.approx([0.01, 0.01, 0.02, 0.02])
@@ -232,14 +233,14 @@ def test_a_link_that_is_given_one_way_is_the_same_both_ways(tmp_path):
         ("from,to,latency_ms,mbit\n0,1,5,1\n0,1,5,2\n", "line 3: the link from 0 to 1 is listed twice"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(tmp_path, text, said):
+def test_an_invalid_line_is_an_error_with_its_number(tmp_path, text, said):
     with pytest.raises(FedA2LError) as error:
         listed(tmp_path, text)
     assert said in str(error.value)
     assert "links.csv" in str(error.value)
 
 
-def test_a_link_that_the_graph_has_and_the_file_has_not_is_named(tmp_path):
+def test_a_link_missing_from_the_file_is_an_error(tmp_path):
     links = listed(tmp_path, THREE)
     with pytest.raises(FedA2LError, match=r"the link from 2 to 0 \(and 1 more\) of the graph is missing"):
         clock("ring", [1, 1, 1], links)

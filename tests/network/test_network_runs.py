@@ -1,4 +1,4 @@
-"""Whole runs on a simulated network: the same bytes however they are run, and the training of a run without one."""
+"""Whole runs on a simulated network: same bytes in every way of running, and the same training as without one."""
 
 import json
 import tomllib
@@ -29,7 +29,7 @@ HALF = {**SLOW, "participation": 0.5}
 
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread_each: None) -> None:
-    """As in every runtime."""
+    """Use one thread, as the engines do."""
 
 
 def run(out: Path, **sections) -> feda2l.Run:
@@ -45,7 +45,7 @@ def without_time(record):
 # --- simulated time ----------------------------------------------------------------------------------------------
 
 
-def test_time_is_simulated_beside_rounds_that_stay_as_they_are(tmp_path):
+def test_simulated_time_does_not_change_the_rounds(tmp_path):
     plain, timed = run(tmp_path / "plain"), run(tmp_path / "timed", network=SLOW)
     assert "network" not in plain.folder.spec.read_text()
     assert "simulated" not in plain.folder.rounds.read_text() + plain.folder.summary.read_text()
@@ -53,8 +53,8 @@ def test_time_is_simulated_beside_rounds_that_stay_as_they_are(tmp_path):
     assert (plain.path / "layers.parquet").read_bytes() == (timed.path / "layers.parquet").read_bytes()
 
 
-def test_the_records_hold_every_node_s_time_and_the_last_one_s(tmp_path, digits):
-    """A full graph of equal nodes but for their samples: all wait for the one that trains longest, as by hand."""
+def test_records_have_the_time_of_each_node_and_the_latest(tmp_path, digits):
+    """On a full graph with unequal numbers of samples, all nodes wait for the one that trains longest."""
     done = run(
         tmp_path / "run",
         topology={"name": "full"},
@@ -65,7 +65,7 @@ def test_the_records_hold_every_node_s_time_and_the_last_one_s(tmp_path, digits)
     batch = done.spec.training.batch_size
     samples = [len(shard) // batch * batch for shard in assemble(done.spec, digits).live.plan.member.shards]
     longest = max(samples)
-    # 5 ms a sample; five messages share 1,000,000 bytes a second
+    # 5 ms per sample; five messages share 1,000,000 bytes per second
     each = 0.005 * longest + 0.5 + 5 * message / 1e6
     first = done.folder.read()[0]
     assert first["simulated_seconds"] == pytest.approx(each, rel=1e-12)
@@ -84,7 +84,7 @@ def test_the_records_hold_every_node_s_time_and_the_last_one_s(tmp_path, digits)
     assert table["simulated_seconds"].to_list() == [t for r in records for t in r["nodes"]["simulated_seconds"]]
 
 
-def test_one_that_climbs_first_works_twice_as_long_and_gossip_is_exchanged_as_often(tmp_path):
+def test_sam_trains_twice_as_long_and_gossip_exchanges_several_times(tmp_path):
     network = {"compute_ms": 1.0, "latency_ms": 1000.0}
     equal = {"data": {"nodes": 4, "partition": "iid"}, "topology": {"name": "full"}, "rounds": 1, "network": network}
     plain = run(tmp_path / "plain", **equal).summary["simulated_seconds"]
@@ -92,20 +92,20 @@ def test_one_that_climbs_first_works_twice_as_long_and_gossip_is_exchanged_as_of
     assert sam == pytest.approx(2 * (plain - 1) + 3)
 
 
-def test_a_search_before_the_first_round_takes_its_time(tmp_path):
+def test_a_rate_search_takes_simulated_time(tmp_path):
     network = {"compute_ms": 1.0, "latency_ms": 1000.0}
     equal = {"data": {"nodes": 4, "partition": "iid"}, "topology": {"name": "full"}, "rounds": 1, "network": network}
     plain = run(tmp_path / "plain", **equal).summary["simulated_seconds"]
     algorithm = {"name": "dfedhpo", "trials": 2, "eval_epochs": 3, "aggregator": "CA", "consensus": False}
     found = run(tmp_path / "hpo", algorithm=algorithm, **equal).summary["simulated_seconds"]
-    # two trials of three epochs, one exchange of what came of them, then the round
+    # two trials of three epochs, one exchange of their results, then the round
     assert found == pytest.approx(6 * (plain - 1) + 1 + plain)
 
 
 # --- participation ---------------------------------------------------------------------------------------------
 
 
-def test_who_takes_part_is_drawn_anew_and_everyone_in_turn():
+def test_participants_are_drawn_anew_in_each_round():
     some = Participation.of(0.3, 2, 10, seed=1)
     assert some == Participation(10, 3, seed=1)
     rounds = [some.drawn(round) for round in range(1, 201)]
@@ -116,16 +116,16 @@ def test_who_takes_part_is_drawn_anew_and_everyone_in_turn():
     assert rounds != [Participation(10, 3, seed=2).drawn(round) for round in range(1, 201)]
 
 
-def test_there_are_at_least_as_many_as_asked_for():
+def test_min_nodes_is_a_lower_bound_of_participants():
     assert Participation.of(0.01, 2, 10, seed=1).count == 2
     assert Participation.of(0.01, 5, 10, seed=1).count == 5
     assert Participation.of(1.0, 20, 10, seed=1) is None
-    assert Participation.of(0.99, 2, 10, seed=1) is None  # rounded: everyone
+    assert Participation.of(0.99, 2, 10, seed=1) is None  # rounded to all nodes
     with pytest.raises(FedA2LError, match=r"network\.min_nodes = 11 is more than data\.nodes = 10"):
         Participation.of(0.5, 11, 10, seed=1)
 
 
-def test_who_rests_keeps_its_model_and_its_rates_and_is_scored_all_the_same(start):
+def test_resting_nodes_keep_model_and_rates_and_are_scored(start):
     simulator = start({**SPEC, "network": {"participation": 0.5}})
     (simulation,) = simulator.runs
     population, layers = simulation.state.population, len(simulation.plan.layers)
@@ -144,7 +144,7 @@ def test_who_rests_keeps_its_model_and_its_rates_and_is_scored_all_the_same(star
         assert None not in record["nodes"]["accuracy"]
         for node in rests:
             assert record["layers"]["divergence"][node] == record["layers"]["rate"][node] == [None] * layers
-    # who was there observed, and nobody else: histories are as long as the rounds that a node mixed in
+    # only present nodes observe a round, so a history is as long as the number of rounds in which its node mixed
     state = simulation.state.rates.state_dict()
     for node in range(6):
         mixed = sum(
@@ -153,7 +153,7 @@ def test_who_rests_keeps_its_model_and_its_rates_and_is_scored_all_the_same(star
         assert len(state[f"{node}.divergence_history"]) == min(mixed, 3)
 
 
-def test_without_costs_there_is_participation_and_no_time(tmp_path):
+def test_participation_without_costs_has_no_simulated_time(tmp_path):
     done = run(tmp_path / "run", network={"participation": 0.5})
     assert "simulated_seconds" not in done.folder.read()[0]
     assert done.summary["participation"]["missed"] == 5 * 3
@@ -161,7 +161,7 @@ def test_without_costs_there_is_participation_and_no_time(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fedyogi", "choco", "push_sum", "gradient_tracking"])
-def test_algorithms_go_on_with_those_who_are_there(name, tmp_path):
+def test_algorithms_work_with_partial_participation(name, tmp_path):
     training = {"momentum": 0.0} if name == "gradient_tracking" else {}
     done = run(tmp_path / "run", network=HALF, algorithm={"name": name}, training=training, rounds=3)
     assert done.summary["status"] == "finished"
@@ -171,7 +171,7 @@ def test_algorithms_go_on_with_those_who_are_there(name, tmp_path):
 
 
 @pytest.mark.parametrize("network", [SLOW, HALF], ids=["all", "half"])
-def test_the_same_bytes_again_packed_and_resumed_after_any_round(network, tmp_path):
+def test_same_bytes_when_repeated_packed_and_resumed(network, tmp_path):
     sections = {"network": network, "evaluation": {"every": 2}}
     whole = run(tmp_path / "whole", **sections)
     assert content(run(tmp_path / "again", **sections)) == content(whole)
@@ -186,7 +186,7 @@ def test_the_same_bytes_again_packed_and_resumed_after_any_round(network, tmp_pa
         assert content(feda2l.run({**SPEC, **sections}, out=part, resume=True, progress=False)) == content(whole)
 
 
-def test_a_run_that_is_made_longer_goes_on_in_its_time(tmp_path):
+def test_an_extended_run_continues_its_simulated_time(tmp_path):
     sections = {"network": HALF, "evaluation": {"every": 4}, "rates": {"name": "constant"}}
     whole = run(tmp_path / "whole", **sections)
     run(tmp_path / "part", **sections | {"rounds": 3})
@@ -194,7 +194,7 @@ def test_a_run_that_is_made_longer_goes_on_in_its_time(tmp_path):
     assert (longer.path / "rounds.jsonl").read_bytes() == (whole.path / "rounds.jsonl").read_bytes()
 
 
-def test_a_run_keeps_its_links_and_goes_on_with_no_others(tmp_path):
+def test_a_run_resumes_only_with_its_own_links(tmp_path):
     path = tmp_path / "mine.csv"
     lines = [f"{i},{(i + 1) % 6},{10 * i},{1 + i}" for i in range(6)]
     path.write_text("from,to,latency_ms,mbit\n" + "\n".join(lines) + "\n")
@@ -209,7 +209,7 @@ def test_a_run_keeps_its_links_and_goes_on_with_no_others(tmp_path):
     assert evaluate(whole.path)["accuracy"] == whole.folder.read()[-1]["accuracy"]
 
 
-def test_a_run_keeps_its_graph_and_goes_on_with_no_other(tmp_path):
+def test_a_run_resumes_only_with_its_own_graph(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text("".join(f"{i} {(i + 1) % 6}\n" for i in range(6)))
     sections = {"topology": {"name": "file", "file": str(path)}, "rounds": 3}
@@ -223,7 +223,7 @@ def test_a_run_keeps_its_graph_and_goes_on_with_no_other(tmp_path):
     assert evaluate(whole.path)["accuracy"] == whole.folder.read()[-1]["accuracy"]
 
 
-def test_models_of_all_nodes_make_the_mean_model(tmp_path):
+def test_the_mean_model_is_the_mean_of_all_nodes(tmp_path):
     done = run(tmp_path / "run", network=HALF)
     scores, last = evaluate(done.path), done.folder.read()[-1]
     assert scores["nodes"]["accuracy"] == last["nodes"]["accuracy"]
@@ -232,7 +232,7 @@ def test_models_of_all_nodes_make_the_mean_model(tmp_path):
     assert (done.state()["fc1.weight"] - everyone).abs().max() < 1e-7
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,10 @@ def test_models_of_all_nodes_make_the_mean_model(tmp_path):
         ({"compute_ms": 1, "speed": "fast"}, "network.speed = 'fast' is unknown; known: uniform, computers, phones"),
         ({"compute_ms": 1, "speed": 0}, "network.speed = 0: must be a number above 0"),
         ({"compute_ms": 1, "speed": [1, 1, 1, -1, 1, 1]}, "network.speed = -1: must be a number above 0"),
-        ({"compute_ms": 1, "speed": [1, 2]}, "network.speed has 2 numbers for data.nodes = 6; give one a node"),
+        (
+            {"compute_ms": 1, "speed": [1, 2]},
+            "network.speed has 2 numbers for data.nodes = 6; give one number per node",
+        ),
         ({"compute_ms": 1, "speed": True}, "network.speed = True: must be a number above 0"),
         ({"uplink_mbit": [1, 2]}, "network.uplink_mbit has 2 numbers for data.nodes = 6"),
         ({"uplink_mbit": "wide"}, "network.uplink_mbit = 'wide': must be a number above 0"),
@@ -258,7 +261,7 @@ def test_models_of_all_nodes_make_the_mean_model(tmp_path):
         ({"latency": 3}, "network.latency: unknown key; did you mean 'latency_ms'?"),
     ],
 )
-def test_a_mistake_is_named_before_training(network, said, tmp_path):
+def test_an_invalid_network_is_an_error_before_training(network, said, tmp_path):
     with pytest.raises(FedA2LError) as error:
         run(tmp_path / "run", network=network)
     assert said in str(error.value)
@@ -266,19 +269,19 @@ def test_a_mistake_is_named_before_training(network, said, tmp_path):
 
 
 @pytest.mark.parametrize("network", [SLOW, {"participation": 0.5}])
-def test_faults_and_a_network_are_not_put_together(network, tmp_path):
+def test_faults_and_network_cannot_be_combined(network, tmp_path):
     (tmp_path / "faults.toml").write_text('[[fault]]\nkind = "crash"\nnode = 1\nround = 2\n')
     with pytest.raises(FedA2LError, match=r"faults and \[network\] cannot be combined"):
         run(tmp_path / "run", network=network, faults=str(tmp_path / "faults.toml"))
 
 
-def test_real_peers_refuse_a_simulated_network():
+def test_real_nodes_reject_a_simulated_network():
     refuse_network(Spec.parse({}))
     with pytest.raises(FedA2LError, match=r"real peers have a network of their own; leave \[network\] out"):
         refuse_network(Spec.parse({"network": SLOW}))
 
 
-def test_a_spec_with_a_network_reads_back_as_it_is():
+def test_a_spec_with_a_network_round_trips():
     spec = Spec.parse({"network": {**SLOW, "speed": [1, 2.5], "uplink_mbit": 3}})
     again = Spec.parse(json.loads(json.dumps(spec.model_dump(exclude_none=True))))
     assert again == spec

@@ -1,4 +1,4 @@
-"""What docs/networks.md shows is run; its study, which takes a minute, is read."""
+"""Run the examples of docs/networks.md. Its study takes a minute, so it is only loaded."""
 
 import re
 import shlex
@@ -24,13 +24,13 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             continue
         for line in block.splitlines():
             monkeypatch.setattr(sys, "argv", [*shlex.split(line), "--set", "runtime.workers=0"])
-            main()  # exits where the command fails
+            main()  # exits if the command fails
     phones, listed = Run("runs/phones").summary, Run("runs/listed").summary
     assert phones["simulated_seconds"] > phones["target"]["simulated_seconds"] > 0
     assert phones["participation"]["missed"] == 40 * 2
     assert listed["simulated_seconds"] > 0
 
 
-def test_the_study_of_the_page_is_there() -> None:
+def test_the_study_of_the_page_exists() -> None:
     study = Study.load(ROOT / "examples" / "networks.toml")
     assert len(study.cells) * len(study.seeds) == 36

@@ -1,4 +1,4 @@
-"""Real CIFAR-10: the paper's CNN for one round, and the paper's partition as a run deals it."""
+"""Real CIFAR-10: one round of the paper's CNN, and the paper's partition in a run."""
 
 import json
 
@@ -19,7 +19,7 @@ def cifar10(official) -> data.Images:
     return data.load("cifar10", official)
 
 
-def test_a_run_deals_the_papers_shards(cifar10):
+def test_a_run_has_the_shards_of_the_paper(cifar10):
     spec = Spec.parse({"data": {"name": "cifar10"}})
     parts = partition_of(spec, cifar10)
     assert [len(part) for part in parts] == GOLDEN
@@ -30,7 +30,7 @@ def test_a_run_deals_the_papers_shards(cifar10):
         assert sorted([*own.tolist(), *rest.tolist()]) == sorted(part.tolist())
 
 
-def test_one_round_of_the_papers_cnn(official, cifar10, tmp_path):
+def test_one_round_of_the_paper_cnn(official, cifar10, tmp_path):
     """Three nodes train 12 batches each of their iid third, and agree after it."""
     spec = {
         "name": "cifar",
@@ -45,7 +45,7 @@ def test_one_round_of_the_papers_cnn(official, cifar10, tmp_path):
     assert record["nodes"]["bytes_sent"] == [2 * CNN * 4] * 3
     assert record["layers"]["rate"] == [[0.01] * 4] * 3
     assert record["disagreement"] == 0
-    assert all(2.0 < loss < 2.6 for loss in record["nodes"]["train_loss"])  # it starts at ln 10 = 2.303
+    assert all(2.0 < loss < 2.6 for loss in record["nodes"]["train_loss"])  # the loss starts at ln 10 = 2.303
     assert all(0 < sigma < 1 for node in record["layers"]["divergence"] for sigma in node)
     assert all(0 <= zeta <= 1 for node in record["layers"]["stability"] for zeta in node)
 

@@ -1,4 +1,4 @@
-"""Rounds to a target and best accuracy, by the specification's B.7."""
+"""Rounds to a target and best accuracy, as defined in section B.7 of the specification."""
 
 import statistics
 
@@ -20,14 +20,14 @@ def test_the_mean_is_trailing_and_has_no_partial_windows():
     [
         ([0.5], 0.5, 1, 1),  # rounds count from 1, and equal is enough
         ([0.1, 0.2, 0.9], 0.9, 1, 3),
-        ([0.9, 0.0, 0.0, 0.9, 0.9], 0.9, 2, 5),  # one lucky round is smoothed away
+        ([0.9, 0.0, 0.0, 0.9, 0.9], 0.9, 2, 5),  # smoothing removes a single high value
         ([1.0] * 9, 0.1, 10, None),  # no value below the window's length is possible
         ([1.0] * 10, 0.1, 10, 10),
-        ([0.3] * 10, 0.3, 10, 10),  # a flat curve at the target is there, whatever the rounding of a sum
-        ([0.1, 0.2, 0.3], 0.31, 1, None),  # never reached is not a number, and not round 0
+        ([0.3] * 10, 0.3, 10, 10),  # a flat curve at the target reaches it, despite rounding of the sum
+        ([0.1, 0.2, 0.3], 0.31, 1, None),  # never reached is None and not round 0
         ([], 0.1, 1, None),
         ([0.0, 0.0, 0.75, 0.0, 0.0], 0.25, 3, 3),
-        ([0.4, 0.6, 0.2, 0.1], 0.5, 2, 2),  # the first time counts, also if it falls again
+        ([0.4, 0.6, 0.2, 0.1], 0.5, 2, 2),  # the first time counts, even if the value falls later
     ],
 )
 def test_rounds_to_target(curve, target, window, expected):
@@ -35,7 +35,7 @@ def test_rounds_to_target(curve, target, window, expected):
 
 
 def test_the_window_counts_evaluations_not_rounds():
-    """Evaluated every third round: two values reach the mean at round 6."""
+    """With an evaluation every third round, two values are available at round 6."""
     curve = [None, None, 0.4, None, None, 0.6, None, None, 0.9]
     assert rounds_to_target(curve, 0.5, 2) == 6
     assert rounds_to_target(curve, 0.4, 1) == 3
@@ -62,7 +62,7 @@ def test_best_value_three_ways():
 def test_rounds_for_a_grid_of_targets():
     curve = [i / 20 for i in range(1, 21)]  # .05, .10, ..., 1
     reached = rounds_to_grid(curve, window=1)
-    assert reached == {f"{i / 20:.2f}": i for i in range(1, 20)}  # every value hits its own target
+    assert reached == {f"{i / 20:.2f}": i for i in range(1, 20)}  # each value reaches its own target
     assert rounds_to_grid([0.12, 0.12], window=2) == {"0.05": 2, "0.10": 2}
     assert rounds_to_grid([0.26, 0.51], window=1, step=0.25) == {"0.25": 1, "0.50": 2}
 
@@ -73,10 +73,10 @@ def test_rounds_over_seeds_count_censored_runs_as_later_than_all():
     assert rounds_over_seeds([10, None, None]) == RoundsToTarget(1, 3, None, None, None)
     assert rounds_over_seeds([None]) == RoundsToTarget(0, 1, None, None, None)
     assert rounds_over_seeds([10, 13]) == RoundsToTarget(2, 2, 11.5, 11.5, pytest.approx(statistics.stdev([10, 13])))
-    assert rounds_over_seeds([10, 12, None, None]).median is None  # it lies beyond every round
+    assert rounds_over_seeds([10, 12, None, None]).median is None  # the median is larger than every round
     assert rounds_over_seeds([7]) == RoundsToTarget(1, 1, 7, 7, None)
 
 
-def test_spread_is_the_samples():
+def test_spread_is_the_sample_standard_deviation():
     assert mean_and_std([1.0, 2.0, 3.0]) == (2.0, 1.0)
     assert mean_and_std([5.0]) == (5.0, 0.0)

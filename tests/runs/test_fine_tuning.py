@@ -1,4 +1,4 @@
-"""Runs that start from pretrained weights, with layers that keep them."""
+"""Runs that start from pretrained weights, with frozen layers."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_every_node_starts_from_the_file(start, file):
         assert all(torch.equal(row[name], expected[name]) for name in row)
 
 
-def test_a_fresh_head_is_drawn_from_the_seed(start, tmp_path):
+def test_a_fresh_head_is_initialised_from_the_seed(start, tmp_path):
     path = tmp_path / "other-classes.safetensors"
     expected = pretrained(path, classes=7)
     drawn = rows(start(spec()))[0]
@@ -56,7 +56,7 @@ def test_a_fresh_head_is_drawn_from_the_seed(start, tmp_path):
             assert torch.equal(row[name], drawn[name] if name.startswith("fc3") else expected[name])
 
 
-def test_frozen_layers_keep_their_start_and_do_not_travel(tmp_path, file):
+def test_frozen_layers_keep_their_values_and_are_not_sent(tmp_path, file):
     given = load_file(file)
     run = feda2l.run(spec(start=file, freeze=["fc1"]), out=tmp_path / "run", progress=False)
     model = run.model(node=1).state_dict()
@@ -67,7 +67,7 @@ def test_frozen_layers_keep_their_start_and_do_not_travel(tmp_path, file):
     assert set(run.rounds["bytes_sent"]) == {2 * 4 * trained}  # to two neighbours
 
 
-def test_a_layer_that_is_frozen_without_a_start_keeps_what_its_seed_drew(tmp_path):
+def test_a_frozen_layer_without_a_start_keeps_its_initial_values(tmp_path):
     specs = [spec(freeze=["fc1"]) | {"seed": seed, "name": f"s{seed}"} for seed in (1, 2)]
     packed = feda2l.run(specs, out=tmp_path / "packed", progress=False)
     for settings, together in zip(specs, packed, strict=True):
@@ -93,7 +93,7 @@ class Net(nn.Sequential):
     assert [name for name in state if torch.equal(state[name], model[name])] == ["1.weight", "1.bias"]
 
 
-def test_what_a_run_exports_is_a_start_for_the_next(start, tmp_path):
+def test_an_exported_model_can_start_another_run(start, tmp_path):
     from feda2l.cli.results import export
 
     run = feda2l.run(spec(), out=tmp_path / "first", progress=False)
@@ -115,7 +115,7 @@ def test_the_resolved_spec_pins_the_file(tmp_path, file):
         feda2l.run(spec(start=file) | {"rounds": 3}, out=tmp_path / "run", resume=True, progress=False)
 
 
-def test_clear_errors(tmp_path, file):
+def test_invalid_files_and_patterns_raise_errors(tmp_path, file):
     def words(match: str, **model) -> None:
         with pytest.raises(FedA2LError, match=match):
             feda2l.run(spec(**model), out=tmp_path / "run", progress=False)

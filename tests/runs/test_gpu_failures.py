@@ -1,4 +1,4 @@
-"""What a GPU's failure does to a run; the errors are torch's own, raised where the card would raise them."""
+"""Effects of a GPU failure on a run. The tests raise torch's own errors where the GPU would raise them."""
 
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ SPEC: dict[str, Any] = {
 }
 
 
-def test_a_gpu_error_mid_run_leaves_a_folder_that_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_can_resume_after_a_gpu_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = feda2l.run(SPEC, out=tmp_path / "whole", progress=False)
     train = Rows.train
 
@@ -38,7 +36,7 @@ def test_a_gpu_error_mid_run_leaves_a_folder_that_can_be_resumed(
         assert (tmp_path / "cut" / name).read_bytes() == (whole.path / name).read_bytes()
 
 
-def test_runs_that_do_not_fit_the_memory_together_run_in_smaller_packs(
+def test_runs_that_exceed_gpu_memory_train_in_smaller_packs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = Rows.train

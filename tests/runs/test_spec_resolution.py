@@ -1,4 +1,4 @@
-"""Specs: what is written, what is filled in, and that a resolved spec is a fixed point."""
+"""Specs: given values, default values, and that a resolved spec is a fixed point."""
 
 import tomllib
 
@@ -17,7 +17,7 @@ def rates(name: str) -> dict:
 @pytest.mark.parametrize("preset", [None, "paper", "reference"])
 @pytest.mark.parametrize("layers", [4, 41])
 @pytest.mark.parametrize("name", RULES)
-def test_a_resolved_spec_comes_back_from_its_file(name, layers, preset):
+def test_a_resolved_spec_round_trips_through_its_file(name, layers, preset):
     given = {"rounds": 70, "seed": 3, "rates": rates(name)}
     if preset and issubclass(RULES[name], FedA2LRule) and name != "hidden_schedule":
         given["rates"]["preset"] = preset
@@ -63,7 +63,7 @@ def resolve(layers: int, **given) -> Spec:
     ],
 )
 def test_defaults_by_depth_model_and_data(name, layers, model, data, expected):
-    """Spec A.6; the controls have the defaults of what they control."""
+    """Defaults of section A.6. Controls have the defaults of the rule that they control."""
     found = RULES[name]().resolved(layers, model=model, data=data)
     assert (found.warmup_rounds, found.window, found.decay) == expected
     assert (found.threshold, found.balance) == (1e-3, 0.6)
@@ -75,7 +75,7 @@ def test_a_run_resolves_them_from_its_own_model_and_data():
     assert Spec.parse({}).resolved(layers=3, model="mlp").rates.rule == FedA2LRule().resolved(3)
 
 
-def test_what_is_given_is_never_replaced():
+def test_given_values_are_never_replaced():
     given = {"warmup_rounds": 3, "window": 7, "decay": 0.0, "lr_clip": [0.001, 0.5], "measured": "weight"}
     rule = resolve(41, rates=given).rates.rule
     assert (rule.warmup_rounds, rule.window, rule.decay, rule.measured) == (3, 7, 0.0, "weight")
@@ -83,7 +83,7 @@ def test_what_is_given_is_never_replaced():
     assert rule.transform == "none"
 
 
-def test_the_reference_preset_is_the_specifications_table():
+def test_the_reference_preset_matches_the_specification():
     deep = resolve(41, rates={"preset": "reference"}).rates.rule
     assert (deep.transform, deep.newest, deep.decay_index) == ("softsign", "previous", "adaptations")
     assert (deep.warmup_factor, deep.bn_warmup_factor) == (0.1, 0.5)  # xi, and half of it for BatchNorm
@@ -95,18 +95,18 @@ def test_the_reference_preset_is_the_specifications_table():
     assert (paper.warmup_factor, paper.bn_warmup_factor, paper.measured) == (1.0, 1.0, "all")
     assert paper.lr_clip == (0.0, float("inf"))
     given = resolve(41, rates={"preset": "reference", "decay": 0.05}).rates.rule
-    assert given.warmup_factor == 0.05  # xi is the warm-up factor of deep models too
+    assert given.warmup_factor == 0.05  # xi is also the warm-up factor of deep models
 
 
 @pytest.mark.parametrize(
     ("layers", "preset", "training", "momentum"),
     [
-        (41, "reference", {}, 0.0),  # the released code passes none on more than 10 layers
+        (41, "reference", {}, 0.0),  # the released code passes no momentum for more than 10 layers
         (11, "reference", {}, 0.0),
         (10, "reference", {}, 0.9),
         (4, "reference", {}, 0.9),
         (41, "paper", {}, 0.9),
-        (41, "reference", {"momentum": 0.9}, 0.9),  # given is given
+        (41, "reference", {"momentum": 0.9}, 0.9),  # a given value is kept
         (41, "reference", {"momentum": 0.5}, 0.5),
         (41, "reference", {"epochs": 2}, 0.0),
     ],
@@ -118,12 +118,12 @@ def test_the_reference_preset_has_no_momentum_on_deep_models_unless_it_is_given(
     assert again.training.momentum == momentum
 
 
-def test_momentum_of_other_rules_is_left_alone():
+def test_momentum_of_other_rules_does_not_change():
     assert resolve(41, rates={"name": "constant"}).training.momentum == 0.9
     assert resolve(41, rates={"name": "hidden_schedule"}).training.momentum == 0.0  # preset reference
 
 
-def test_a_horizon_that_is_given_outlives_the_rounds():
+def test_a_given_horizon_does_not_depend_on_rounds():
     spec = Spec.parse({"rounds": 70, "rates": {"name": "cosine", "horizon": 500}})
     assert spec.resolved(layers=4, model="cnn").rates.horizon == 500
 
@@ -140,16 +140,16 @@ def test_a_horizon_that_is_given_outlives_the_rounds():
         ({"data": {"alpha": float("nan")}}, [], "data.alpha = nan"),
         ({}, ["rates.base=0"], "--set rates.base=0: rates.base = 0"),
         ({}, ["rounds"], "write it as key=value"),
-        ({"rounds": 0, "seed": -1}, [], "seed = -1"),  # all mistakes at once
+        ({"rounds": 0, "seed": -1}, [], "seed = -1"),  # all errors at once
         ({"rounds": 0, "seed": -1}, [], "rounds = 0"),
     ],
 )
-def test_mistakes_name_the_key_and_the_right_word(values, sets, words):
+def test_errors_name_the_key_and_a_suggestion(values, sets, words):
     with pytest.raises(FedA2LError) as caught:
         Spec.parse(values, "mine.toml", sets)
     assert words in str(caught.value)
 
 
-def test_sets_take_toml_values_and_bare_words():
+def test_set_accepts_toml_values_and_bare_words():
     spec = Spec.parse({"rounds": 5}, sets=["rounds=7", "topology.name=ring", "rates.decay=0.05", "name=a-b"])
     assert (spec.rounds, spec.topology.name, spec.rates.rule.decay, spec.name) == (7, "ring", 0.05, "a-b")

@@ -1,4 +1,4 @@
-"""Studies: what a file expands to, what a reading changes, and runs that are packed, stopped and gone on with."""
+"""Studies: expansion of a file, effects of a reading, and runs that are packed, stopped and resumed."""
 
 import json
 import os
@@ -55,11 +55,11 @@ def cell(study: Study, name: str) -> StudyCell:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The promised bytes of every run below a folder."""
+    """Return the reproducible files of every run below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.name in SAME}
 
 
-# what a file expands to
+# expansion of a study file
 
 
 def test_variants_are_combined_with_axes_and_extra_cells_stand_alone() -> None:
@@ -108,10 +108,10 @@ def test_a_key_on_the_command_line_wins_over_base_and_variants() -> None:
     for own in wanted.cells:
         spec = own.spec(1)
         assert (spec.evaluation.target, spec.rounds, spec.data.nodes) == (0.2, 9, 12)
-        assert spec.rates.horizon == 500  # a run that is cut short follows the same schedule
+        assert spec.rates.horizon == 500  # a shortened run follows the same schedule
 
 
-# by hand: cells x seeds, from the paper's tables (six algorithms, six rules, DFedHPO once)
+# hand calculation: cells x seeds from the paper's tables (six algorithms, six rules, DFedHPO once)
 RUNS = {
     **dict.fromkeys(["cnn-cifar10", "cnn-cifar100", "resnet18-cifar100", "resnet34-cifar100"], 37 * 5),
     **dict.fromkeys(["resnet18-tinyimagenet", "resnet34-tinyimagenet"], 37 * 5),
@@ -131,7 +131,7 @@ RUNS = {
 }
 
 
-def test_every_shipped_study_is_as_large_as_its_table() -> None:
+def test_every_shipped_study_has_the_size_of_its_table() -> None:
     assert {name: len(own.cells) * len(own.seeds) for name, own in loaded().items()} == RUNS
     assert all(own.name == name and own.title for name, own in loaded().items())
 
@@ -153,7 +153,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize(("name", "target"), TARGETS.items())
-def test_targets_and_horizons_are_the_papers(name: str, target: float) -> None:
+def test_targets_and_horizons_match_the_paper(name: str, target: float) -> None:
     rounds = 100 if name.startswith("series") else 500
     for own in Study.load(name).cells:
         spec = own.spec(1)
@@ -164,7 +164,7 @@ def test_targets_and_horizons_are_the_papers(name: str, target: float) -> None:
 
 
 def read(reading: str, deep: bool, **rates: Any) -> dict[str, Spec]:
-    """The specs of a cell, resolved for a shallow or a deep model, by block."""
+    """Return the specs of a cell by block, resolved for a shallow or a deep model."""
     base = {"data": {"name": "cifar100"}, "model": {"name": "resnet18" if deep else "cnn"}, "rates": rates}
     cells = Study.parse({"name": "x", "seeds": [7], "reading": reading, "base": base}).cells
     return {
@@ -268,13 +268,13 @@ BAD = [
 
 
 @pytest.mark.parametrize(("more", "message"), BAD, ids=[message[:40] for _, message in BAD])
-def test_a_mistake_names_the_file_and_the_key(more: dict[str, Any], message: str) -> None:
+def test_an_error_names_the_file_and_the_key(more: dict[str, Any], message: str) -> None:
     with pytest.raises(FedA2LError) as error:
         tiny(**more)
     assert re.search(message, str(error.value)), str(error.value)
 
 
-def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
+def test_command_line_errors_name_the_argument(tmp_path: Path) -> None:
     for options, message in (
         ({"sets": ["rates.name=step"]}, "rates.name is an axis of the study"),
         ({"sets": ["seed=3"]}, "a study has seeds"),
@@ -315,7 +315,7 @@ def test_a_study_runs_is_skipped_when_finished_and_takes_more_seeds(tmp_path: Pa
     assert Study.load(tmp_path / "out" / "study.toml").seeds == (1, 2, 3)
 
 
-def test_a_folder_of_another_study_is_refused_with_the_differences(tmp_path: Path) -> None:
+def test_a_folder_of_another_study_is_an_error_with_differences(tmp_path: Path) -> None:
     run(tmp_path, TINY, seeds=1)
     with pytest.raises(FedA2LError, match=r"different study:\n  base.rounds: 4 in the folder, 5 now\n"):
         run(tmp_path, TINY, sets=["rounds=5"])
@@ -325,12 +325,12 @@ def test_a_folder_of_another_study_is_refused_with_the_differences(tmp_path: Pat
         run(tmp_path, TINY, "other")
 
 
-def test_runs_one_at_a_time_have_seconds_of_their_own(tmp_path: Path) -> None:
+def test_runs_trained_separately_have_their_own_seconds(tmp_path: Path) -> None:
     outcome = run(tmp_path, TINY, timing=True, only=["feda2l"])
     assert [done.summary["pack"] for done in outcome.runs] == [1, 1]
 
 
-def test_a_failing_run_is_put_down_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_run_is_recorded_and_the_others_continue(tmp_path: Path) -> None:
     values = TINY | {
         "variants": {"fine": {}, "crowd": {"data": {"nodes": 1000}}, "wild": {"rates": {"base": 1e30}}},
         "axes": {},
@@ -343,11 +343,11 @@ def test_a_failing_run_is_put_down_and_the_others_go_on(tmp_path: Path) -> None:
     assert error["name"] == "crowd-1"
     assert "cell crowd" in error["error"]
     assert json.loads((tmp_path / "out/wild/seed-1/summary.json").read_text())["status"] == "non_finite"
-    # the next call tries the failed one again and leaves the diverged one
+    # the next call repeats the failed run and skips the diverged one
     assert len(run(tmp_path, values, seeds=1).failed) == 2
 
 
-def test_a_pack_that_fails_says_why_before_its_runs_are_tried_apart(
+def test_a_failed_pack_reports_the_reason_before_it_is_split(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = TINY | {
@@ -362,7 +362,7 @@ def test_a_pack_that_fails_says_why_before_its_runs_are_tried_apart(
     assert "cell poor" in said
 
 
-def test_shards_are_the_whole_study_and_share_nothing(tmp_path: Path) -> None:
+def test_shards_partition_the_study(tmp_path: Path) -> None:
     values = TINY | {"axes": {"rates.name": ["constant", "step", "cawr"]}}
     whole = run(tmp_path, values, "whole")
     first, second = (run(tmp_path, values, "parts", shard=f"{i}/2") for i in (1, 2))
@@ -372,7 +372,7 @@ def test_shards_are_the_whole_study_and_share_nothing(tmp_path: Path) -> None:
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
-def test_a_follower_stays_in_the_shard_of_what_it_follows() -> None:
+def test_a_control_stays_in_the_shard_of_its_pair() -> None:
     wanted = Study.load("controls-cnn-cifar10")
     shards = [{own.name for own, _ in choose(wanted, [], (i, 5))} for i in range(1, 6)]
     assert sum(map(len, shards)) == 36
@@ -381,7 +381,7 @@ def test_a_follower_stays_in_the_shard_of_what_it_follows() -> None:
     assert {own.name for own, _ in choose(wanted, ["decay_only_matched"], (1, 1))} == {"feda2l", "decay_only_matched"}
 
 
-def test_only_takes_cells_and_runs_by_pattern() -> None:
+def test_only_selects_cells_and_runs_by_pattern() -> None:
     names = [f"{own.name}-{seed}" for own, seed in choose(tiny(), ["feda*", "constant-2"], (1, 1))]
     assert names == ["constant-2", "feda2l-1", "feda2l-2"]
 
@@ -393,7 +393,7 @@ PAIRED = TINY | {
 }
 
 
-def test_a_control_follows_the_run_it_is_paired_with(tmp_path: Path) -> None:
+def test_a_control_is_trained_after_its_paired_run(tmp_path: Path) -> None:
     outcome = run(tmp_path, PAIRED)
     assert len(outcome.runs) == 4
     own = next(done for done in outcome.runs if done.spec.name == "matched-2")
@@ -401,10 +401,10 @@ def test_a_control_follows_the_run_it_is_paired_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fitting", "packs"),  # runs that a pack holds, and the packs of constant (c) and feda2l (f)
+    ("fitting", "packs"),  # number of runs per pack, and the packs of constant (c) and feda2l (f)
     [(1, ["c1", "f1", "c2", "f2"]), (2, ["c1 f1", "c2 f2"]), (3, ["c1 f1", "c2 f2"]), (4, ["c1 f1 c2 f2"])],
 )
-def test_what_is_compared_shares_a_pack(
+def test_compared_runs_share_a_pack(
     fitting: int, packs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str] = []
@@ -427,9 +427,7 @@ def test_a_control_whose_pair_is_finished_is_packed_with_the_others(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_checkpoint_that_nobody_keeps_is_not_written(
-    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unneeded_checkpoints_are_not_written(kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
     write_checkpoint = pack.write_checkpoint
 
@@ -445,7 +443,7 @@ def test_a_checkpoint_that_nobody_keeps_is_not_written(
     assert len(written) == (4 if kept else 0)
 
 
-def test_time_that_is_over_saves_and_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_saves_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = TINY | {"base": TINY["base"] | {"rounds": 9, "runtime": {"workers": 0, "checkpoint_seconds": 1000}}}
     asked = iter(range(100))
     with monkeypatch.context() as patch:
@@ -464,7 +462,7 @@ def test_time_that_is_over_saves_and_leaves_the_rest(tmp_path: Path, monkeypatch
 # the first stages
 
 
-def test_every_cell_is_tuned_on_what_its_nodes_do_not_train_on(tmp_path: Path) -> None:
+def test_every_cell_is_tuned_on_held_out_samples(tmp_path: Path) -> None:
     tune = {"values": [0.1, 1e-6], "rounds": 3, "seed": 50}
     outcome = run(tmp_path, TINY | {"tune": tune}, seeds=1)
     assert [done.spec.rates.base for done in outcome.runs] == [0.1, 0.1]
@@ -487,7 +485,7 @@ def test_the_fair_reading_gives_every_rule_the_same_grid_and_budget(tmp_path: Pa
     assert [done.spec.data.partition_seed for done in outcome.runs] == [1, 2] * 4
 
 
-def test_the_target_comes_from_a_run_of_its_own(tmp_path: Path) -> None:
+def test_the_target_comes_from_a_separate_run(tmp_path: Path) -> None:
     values = TINY | {
         "base": TINY["base"] | {"evaluation": {"smoothing": 2}},
         "variants": {"ring": {"topology": {"name": "ring"}}, "full": {}},
@@ -502,10 +500,10 @@ def test_the_target_comes_from_a_run_of_its_own(tmp_path: Path) -> None:
         assert targets == {0.5 * best}
 
 
-# a process that is killed
+# killed processes
 
 
-def test_a_study_killed_in_the_middle_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_study_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     base = TINY["base"] | {"rounds": 20, "runtime": {"workers": 0, "checkpoint_seconds": 0.1}}
     values = TINY | {"base": base, "tune": {"values": [0.1, 0.01], "rounds": 3, "seed": 50}}
     file = write(tmp_path / "study.toml", values)
@@ -529,7 +527,7 @@ def test_a_study_killed_in_the_middle_goes_on_to_the_same_bytes(tmp_path: Path) 
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
 
 
-def test_the_command_line_says_what_failed_and_what_is_left(
+def test_the_command_line_reports_failed_and_remaining_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from feda2l.cli.main import main

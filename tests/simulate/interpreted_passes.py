@@ -1,4 +1,4 @@
-"""Timer's Triton passes against those that are written out, on a CPU in Triton's interpreter; run by a test."""
+"""Compare Timer's Triton kernels with PyTorch in Triton's interpreter on a CPU. Run by test_cuda_passes.py."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -17,14 +17,14 @@ DRAWS = draws_of(torch.tensor([5, 99, -1234567], dtype=torch.int32), torch.zeros
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
-    """Numbers; biases [rows, width] lie apart from each other, as a population's do."""
+    """Return random tensors. Biases [rows, width] have gaps between rows, as in a population."""
     wide = [torch.randn(*shape[:-1], shape[-1] + 8) for shape in shapes]
     cut = [numbers[..., :-8] if numbers.dim() == 2 else numbers[..., :-8].contiguous() for numbers in wide]
     return [numbers.requires_grad_() for numbers in cut]
 
 
 def compare(make: Callable[[Sequence[Tensor], DropoutMask], tuple[Tensor, Tensor]], inputs: list[Tensor]) -> None:
-    """Outputs and gradients of both, with and without dropout."""
+    """Compare outputs and gradients, with and without dropout."""
     for dropout in (DropoutMask(DRAWS, 3, 0.3), DropoutMask(None, 3, 0.3), DropoutMask(DRAWS, 3, 0.0)):
         plain, found = make(inputs, dropout)
         torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
@@ -37,7 +37,7 @@ def compare(make: Callable[[Sequence[Tensor], DropoutMask], tuple[Tensor, Tensor
 
 
 def main() -> None:
-    from feda2l.engines import cuda_passes  # wants triton
+    from feda2l.engines import cuda_passes  # needs triton
 
     torch.manual_seed(1)
     place, bias, many = (ROWS, WINDOWS * TOKENS, WIDTH), (ROWS, WIDTH), (ROWS, WINDOWS * TOKENS, HIDDEN)
@@ -45,7 +45,7 @@ def main() -> None:
     compare(
         lambda x, d: (timer_passes.normed(*x, d), cuda_passes.normed(*x, d)), leaves(place, place, bias, bias, bias)
     )
-    for cuda_passes.LINE in (1024, 32):  # all windows in one part, and in several
+    for cuda_passes.LINE in (1024, 32):  # all windows in one part and in several parts
         compare(
             lambda x, d: (
                 timer_passes.attended(x[:3], x[3:], TOKENS, HEADS, d),
@@ -53,7 +53,7 @@ def main() -> None:
             ),
             leaves(place, place, place, bias, bias, bias),
         )
-    # far from 0, where the tail of the normal distribution is all that is left
+    # far from 0, where only the tail of the normal distribution matters
     x = torch.linspace(-30, 30, 4096).view(1, 128, 32)
     found = cuda_passes.activated(x, torch.zeros(1, 32), DropoutMask(None, 0, 0.0))
     torch.testing.assert_close(found.double(), F.gelu(x.double()), rtol=0, atol=1e-6)
@@ -62,14 +62,16 @@ def main() -> None:
 
 
 def whole(passes: ModuleType) -> None:
-    """A whole Timer with either, traced as the compiler traces it."""
+    """Compare a whole Timer with both modules, traced as by the compiler."""
     model = Timer(input=(32, 2), horizon=8, patch=8, width=WIDTH, heads=HEADS, hidden=HIDDEN, dropout=0.3)
     shapes = [(ROWS, *parameter.shape) for parameter in model.parameters()]
-    parameters = [(leaf.detach() * 0.3).requires_grad_() for leaf in leaves(*shapes)]  # larger ones, larger rounding
+    parameters = [
+        (leaf.detach() * 0.3).requires_grad_() for leaf in leaves(*shapes)
+    ]  # larger values have larger rounding errors
     x, draws = torch.randn(ROWS, 5, 32, 2), draws_of(torch.arange(ROWS).int(), torch.zeros(ROWS), dropouts(model))
     found = []
     for used in (timer_passes, passes):
-        torch.compiler.reset()  # it would take the first one's code for both: modules are no part of its guards
+        torch.compiler.reset()  # otherwise both use the code compiled first, since guards ignore modules
         forward = torch.compile(timer_forward(model, torch.device("cpu"), torch.float32, used), backend="aot_eager")
         forecast = forward(parameters, x, draws)
         found.append([forecast, *torch.autograd.grad(forecast.square().sum(), parameters)])
@@ -77,7 +79,7 @@ def whole(passes: ModuleType) -> None:
             found[-1].append(forward(parameters, x, None))
     names = ["forecast", *(name for name, _ in model.named_parameters()), "forecast without dropout"]
     for name, one, other in zip(names, *found, strict=True):
-        if not name.endswith("key.bias"):  # whose gradient is 0: what all keys have in common, softmax does not see
+        if not name.endswith("key.bias"):  # its gradient is 0, because softmax ignores a common shift of all keys
             assert (one - other).norm() < 1e-5 * one.norm(), name
 
 

@@ -1,4 +1,4 @@
-"""k networks at once give what each gives alone: outputs and gradients, in float64 on a CPU."""
+"""k networks at once have the same outputs and gradients as separate networks, in float64 on a CPU."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from feda2l.engines.batched_forward import batched_forward, covers
 
 
 def padded() -> nn.Sequential:
-    """Odd sizes, padding, no bias: what the paper's CNN does not have."""
+    """A network with odd sizes, padding and no bias, unlike the paper's CNN."""
     return nn.Sequential(
         nn.Conv2d(3, 5, (3, 2), padding=(1, 0), bias=False),
         nn.LeakyReLU(),
@@ -29,7 +29,7 @@ NETWORKS = {
 
 
 def stacked(nodes: list[nn.Module]) -> list[Tensor]:
-    """Parameters [k, *shape]; kernels [k, channels, row x column x channel]."""
+    """Return parameters [k, *shape], with kernels as [k, channels, row x column x channel]."""
     rows = [torch.stack(values) for values in zip(*(node.parameters() for node in nodes), strict=True)]
     rows = [row.permute(0, 1, 3, 4, 2).flatten(2) if row.dim() == 5 else row for row in rows]
     return [row.detach().requires_grad_() for row in rows]
@@ -55,7 +55,7 @@ def test_each_node_has_its_own_outputs_and_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nodes_that_see_the_same_inputs_need_them_once(name: str) -> None:
+def test_shared_inputs_are_passed_once(name: str) -> None:
     build, size = NETWORKS[name]
     torch.manual_seed(2)
     nodes = [build().double() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""k ResNets at once give what each gives alone: outputs, gradients and running statistics, in float64 on a CPU."""
+"""k ResNets at once match separate ResNets: outputs, gradients and running statistics, in float64 on a CPU."""
 
 from functools import partial
 
@@ -22,13 +22,13 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def small(norm: str) -> ResNet:
-    """A block that keeps the shape, one that halves it: every kind of convolution that ResNet-18 and -34 have."""
+    """One block that keeps the shape and one that halves it: every kind of convolution of ResNet-18 and -34."""
     return ResNet((1, 1), classes=5, channels=3, norm=NORMS[norm]).double()
 
 
 @pytest.fixture
 def pictures() -> Tensor:
-    """Five steps of three rows; 7 pixels, so that the halving convolutions do not divide them."""
+    """Images for five steps of three rows. Their 7 pixels are not divisible by the stride of 2."""
     return torch.randn(5, 3, 4, 3, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
@@ -37,12 +37,12 @@ def nodes_of(norm: str) -> list[ResNet]:
     nodes = [small(norm) for _ in range(3)]
     for node in nodes:
         for parameter in node.parameters():
-            nn.init.normal_(parameter, std=0.1)  # also what starts at 0 and 1
+            nn.init.normal_(parameter, std=0.1)  # also parameters that start at 0 or 1
     return nodes
 
 
 def stacked(nodes: list[list[Tensor]]) -> list[Tensor]:
-    """[k, *shape]; kernels [k, outputs, row x column x channel]."""
+    """Return parameters [k, *shape], with kernels as [k, outputs, row x column x channel]."""
     rows = [torch.stack(values) for values in zip(*nodes, strict=True)]
     return [row.permute(0, 1, 3, 4, 2).flatten(2) if row.dim() == 5 else row for row in rows]
 
@@ -63,12 +63,12 @@ def test_each_node_has_its_own_outputs_and_gradients(norm: str, pictures: Tensor
         torch.testing.assert_close(parameter.grad, there, **EXACT)
 
 
-def test_running_statistics_are_torchs_until_a_row_is_done(pictures: Tensor) -> None:
+def test_running_statistics_match_torch_until_a_row_is_finished(pictures: Tensor) -> None:
     nodes, lengths = nodes_of("batch"), [5, 2, 0]
     population = Population(nodes[0], 3, 1, "sgd", dtype=torch.float64)
     for row, node in enumerate(nodes):
         population.place(row, node)
-    places, order = torch.arange(3), torch.tensor([2, 0, 1])  # rows train in another order than they are kept in
+    places, order = torch.arange(3), torch.tensor([2, 0, 1])  # rows train in a different order than they are stored
     parameters = [p[order] for p in stacked([list(node.parameters()) for node in nodes])]
     statistics, forward = RunningStatistics(nodes[0], population, len(population.base)), resnet_forward(nodes[0])
     steps = torch.tensor(lengths)[order]
@@ -88,14 +88,14 @@ def test_running_statistics_are_torchs_until_a_row_is_done(pictures: Tensor) -> 
             torch.testing.assert_close(population.buffers[name][row], buffer, **EXACT)
 
 
-def test_a_row_that_is_done_keeps_its_statistics_whatever_it_sees() -> None:
+def test_a_finished_row_keeps_its_statistics() -> None:
     population = Population(nn.BatchNorm2d(2), 1, 1, "sgd")
     statistics = RunningStatistics(nn.BatchNorm2d(2), population, len(population.base))
     statistics.learn(slice(0, 1), torch.full((1, 4), torch.nan), torch.tensor([[False]]))
     assert statistics.values.eq(0).all()
 
 
-def test_the_released_networks_are_covered_and_what_is_not_says_so() -> None:
+def test_covers_the_released_networks_only() -> None:
     assert covers(resnet34())
     assert covers(resnet18_gn(classes=200, input=(1, 28, 28)))
 
@@ -114,7 +114,7 @@ def test_the_released_networks_are_covered_and_what_is_not_says_so() -> None:
         assert not covers(model)
 
 
-def test_smaller_last_batches_stay_with_captured_steps() -> None:
+def test_smaller_last_batches_use_captured_steps() -> None:
     loaded = Loaded.of(data.load("digits"), torch.device("cpu"))
     for drop_last, why in ((True, ""), (False, "training.drop_last = false gives batches of different sizes")):
         spec = {"data": {"nodes": 3}, "model": {"name": "resnet18"}, "training": {"drop_last": drop_last}}

@@ -1,4 +1,4 @@
-"""k Timers at once give what each gives alone; dropout keeps what it should, alike in every company."""
+"""k Timers at once match separate Timers. Dropout keeps its share and does not depend on other nodes."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def x() -> Tensor:
 
 def test_each_node_has_its_own_forecasts_and_gradients(nodes: list[Timer], x: Tensor) -> None:
     parameters = stacked(nodes)
-    found = timer_forward(nodes[0], CPU, torch.float64)(parameters, x, DRAWS)  # a chance of 0 draws nothing
+    found = timer_forward(nodes[0], CPU, torch.float64)(parameters, x, DRAWS)  # a probability of 0 draws nothing
     alone = torch.stack([node(own) for node, own in zip(nodes, x, strict=True)])
     torch.testing.assert_close(found, alone)
     weights = torch.randn_like(alone)
@@ -49,7 +49,7 @@ def test_each_node_has_its_own_forecasts_and_gradients(nodes: list[Timer], x: Te
         torch.testing.assert_close(parameter.grad, expected)
 
 
-def test_a_node_drops_alike_in_every_company(nodes: list[Timer], x: Tensor) -> None:
+def test_dropout_of_a_node_does_not_depend_on_other_nodes(nodes: list[Timer], x: Tensor) -> None:
     parameters = stacked(nodes)
     forward = timer_forward(small(0.3), CPU, torch.float64)
     together = forward(parameters, x, DRAWS)
@@ -59,8 +59,8 @@ def test_a_node_drops_alike_in_every_company(nodes: list[Timer], x: Tensor) -> N
     assert not torch.allclose(together, forward(parameters, x, DRAWS + 1))
 
 
-def test_dropout_keeps_its_share_and_nothing_repeats() -> None:
-    """Share, and correlations between rows, sites, steps and neighbouring places, of 128,000 numbers each: 5 sigma."""
+def test_dropout_keeps_its_share_without_correlations() -> None:
+    """Share and correlations between rows, sites, steps and neighbouring places: 128,000 numbers each, to 5 sigma."""
     size = 128_000
     steps = [draws_of(SEEDS, torch.full((3,), step), 9) for step in (0, 1)]
     masks = [
@@ -72,15 +72,15 @@ def test_dropout_keeps_its_share_and_nothing_repeats() -> None:
     assert apart.abs().max() < 5 / size**0.5
 
 
-def test_the_mean_over_draws_is_what_no_dropout_gives(nodes: list[Timer]) -> None:
-    """A mask divided by 1 - chance: E[mask x] = x, to 5 sigma of 4,000 draws."""
+def test_the_mean_over_dropout_masks_is_the_input(nodes: list[Timer]) -> None:
+    """The mask is divided by 1 - chance, so E[mask x] = x, within 5 sigma of 4,000 draws."""
     draws = draws_of(torch.arange(4000, dtype=torch.int32), torch.zeros(4000), 3)
     found = kept(DropoutMask(draws, 2, 0.3), (8,)).double() / 0.7
     assert (found.mean(dim=0) - 1).abs().max() < 5 * (0.3 / 0.7 / 4000) ** 0.5
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss])
-def test_what_fills_a_smaller_batch_counts_nothing(loss: nn.Module) -> None:
+def test_padding_of_a_smaller_batch_has_no_effect(loss: nn.Module) -> None:
     torch.manual_seed(3)
     outputs, targets = torch.randn(2, 4, 3, 2, requires_grad=True), torch.randn(2, 4, 3, 2)
     there = torch.tensor([[True] * 4, [True, True, False, False]])
@@ -93,7 +93,7 @@ def test_what_fills_a_smaller_batch_counts_nothing(loss: nn.Module) -> None:
     assert outputs.grad[1, :2].ne(0).all()
 
 
-def test_what_is_not_covered_says_so() -> None:
+def test_unsupported_models_are_not_covered() -> None:
     class Other(Timer):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + 1

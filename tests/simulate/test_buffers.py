@@ -1,4 +1,4 @@
-"""BatchNorm statistics: averaged like parameters, left alone, or estimated anew after mixing."""
+"""BatchNorm statistics: averaged like parameters, kept local, or re-estimated after mixing."""
 
 import copy
 
@@ -53,7 +53,7 @@ def ring_weights(sizes: list[int]) -> Tensor:
 
 
 def trained_buffers(start, settings: dict) -> dict[str, Tensor]:
-    """The statistics as training leaves them, before any mixing."""
+    """Return the statistics after training and before mixing."""
     simulator = start(settings)
     simulator.engine.train(simulator.runs[0].jobs())
     return {name: values.clone() for name, values in simulator.engine.population.buffers.items()}
@@ -64,7 +64,7 @@ def test_only_running_means_and_variances_are_averaged(module):
     assert averaged_buffers(model) == STATISTICS
 
 
-def test_average_mixes_the_statistics_with_the_rounds_own_weights(start, module):
+def test_average_mixes_statistics_with_the_weights_of_the_round(start, module):
     settings = spec(f"{module(NET)}:Net", "average")
     before = trained_buffers(start, settings)
     simulator = start(settings)
@@ -76,12 +76,12 @@ def test_average_mixes_the_statistics_with_the_rounds_own_weights(start, module)
         assert not torch.allclose(before[name][0], before[name][1], atol=1e-3)
         mixed = (W @ before[name].double()).float()
         torch.testing.assert_close(simulator.engine.population.buffers[name], mixed, rtol=1e-5, atol=1e-6)
-    for name in COUNTS:  # how many batches a node has seen is its own
+    for name in COUNTS:  # batch counts are not averaged
         assert simulator.engine.population.buffers[name].tolist() == [size // 10 for size in sizes]
     assert completed.record["nodes"]["bytes_sent"] == [2 * 4 * (PARAMETERS + VALUES)] * 4
 
 
-def test_local_statistics_stay_and_do_not_travel(start, module):
+def test_local_statistics_are_not_exchanged(start, module):
     settings = spec(f"{module(NET)}:Net", "local")
     before = trained_buffers(start, settings)
     simulator = start(settings)
@@ -92,7 +92,7 @@ def test_local_statistics_stay_and_do_not_travel(start, module):
 
 
 def by_hand(model: nn.Module, x: Tensor, batches: list[Tensor]) -> dict[str, Tensor]:
-    """The mean over batches of each norm's batch mean and unbiased variance, dropout off."""
+    """Return, per norm, the mean over batches of batch mean and unbiased variance, without dropout."""
     seen: dict[str, list[Tensor]] = {name: [] for name in STATISTICS}
     for batch in batches:
         h = model.conv(x[batch])
@@ -108,7 +108,7 @@ def by_hand(model: nn.Module, x: Tensor, batches: list[Tensor]) -> dict[str, Ten
 
 
 @pytest.mark.parametrize("nodes", [4, 1])
-def test_recalibrate_is_a_cumulative_pass_over_the_nodes_own_samples(start, module, nodes):
+def test_recalibrate_is_a_cumulative_pass_over_the_samples_of_the_node(start, module, nodes):
     name = f"{module(NET)}:Net"
     settings = spec(name, "recalibrate", data={"nodes": nodes, "alpha": 1.0}, topology={"name": "full"})
     simulator = start(settings)
@@ -128,11 +128,11 @@ def test_recalibrate_is_a_cumulative_pass_over_the_nodes_own_samples(start, modu
         assert [int(population.buffers[key][node]) for key in COUNTS] == [len(batches)] * 2
     assert completed.record["nodes"]["bytes_sent"] == [(nodes - 1) * 4 * PARAMETERS] * nodes
     norms = [m for m in simulator.engine.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    assert [norm.momentum for norm in norms] == [0.1, 0.1]  # training goes on as before
+    assert [norm.momentum for norm in norms] == [0.1, 0.1]  # training continues as before
 
 
-def test_recalibrate_never_meets_a_batch_of_one_sample(start, module):
-    """501 samples: cut as 500 + 1, BatchNorm would refuse the last one."""
+def test_recalibrate_avoids_a_batch_of_one_sample(start, module):
+    """With 501 samples, batches of 500 + 1 would raise an error in BatchNorm."""
     fraction = (EVALUATION_BATCH + 1) / 1438
     data = {"nodes": 1, "partition": "iid", "train_fraction": fraction}
     simulator = start(spec(f"{module(NET)}:Net", "recalibrate", data=data, topology={"name": "full"}))
@@ -152,7 +152,7 @@ def test_statistics_and_dropout_give_the_same_bytes_for_any_number_of_workers(mo
         assert len({(folder / file).read_bytes() for folder in folders}) == 1
 
 
-def test_averaged_nodes_of_a_full_graph_hold_one_model_whatever_they_counted(start, module, monkeypatch):
+def test_averaged_nodes_of_a_full_graph_share_one_model(start, module, monkeypatch):
     simulator = start(spec(f"{module(NET)}:Net", "average", topology={"name": "full"}))
     asked, score = [], simulator.engine.score
     monkeypatch.setattr(simulator.engine, "score", lambda jobs: [asked.extend(jobs), score(jobs)][1])
@@ -160,11 +160,11 @@ def test_averaged_nodes_of_a_full_graph_hold_one_model_whatever_they_counted(sta
     counts = simulator.engine.population.buffers[COUNTS[0]].tolist()
     assert len(set(counts)) > 1
     assert simulator.runs[0].compared.same == [0, 0, 0, 0]
-    assert len(asked) == 1  # it answers for all nodes and is their mean
+    assert len(asked) == 1  # one model is scored for all nodes and for the mean
     assert completed.record["nodes"]["accuracy"] == [completed.record["mean_model_accuracy"]] * 4
 
 
-def test_every_node_is_scored_with_its_own_statistics_and_the_mean_model_with_their_mean(start, module):
+def test_nodes_are_scored_with_their_statistics_and_the_mean_model_with_the_mean(start, module):
     settings = spec(f"{module(NET)}:Net", "local", topology={"name": "full"})
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
@@ -184,6 +184,6 @@ def test_every_node_is_scored_with_its_own_statistics_and_the_mean_model_with_th
     assert completed.record["disagreement"] == 0
 
 
-def test_the_batched_engine_refuses_buffers_and_says_what_to_use(start, module):
+def test_the_batched_engine_rejects_models_with_buffers(start, module):
     with pytest.raises(feda2l.errors.FedA2LError, match=r'runtime.engine = "rows"'):
         start(spec(f"{module(NET)}:Net", "average", runtime={"engine": "batched"}))

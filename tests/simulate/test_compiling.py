@@ -1,4 +1,4 @@
-"""Code that is compiled for every shape, however many there are."""
+"""Functions are compiled for every shape, even if there are many."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from feda2l.engines.compiling import compiled
 
 
-def test_all_shapes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:

@@ -1,4 +1,4 @@
-"""The Triton convolutions of k nodes equal torch's; by Triton's interpreter, so no GPU is needed."""
+"""The Triton convolutions of k nodes match torch. Triton's interpreter makes this possible without a GPU."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 
-def test_outputs_and_gradients_equal_torchs(interpreted: Callable[[Path], None]) -> None:
+def test_outputs_and_gradients_match_torch(interpreted: Callable[[Path], None]) -> None:
     interpreted(Path(__file__).with_name("interpreted_convolutions.py"))
 
 
-def test_tiles_divide_the_networks_channels_and_fill_the_card() -> None:
+def test_tiles_divide_the_channels_and_fill_the_gpu() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     import torch
 

@@ -1,8 +1,8 @@
-"""Timer's Triton passes equal those that are written out; by Triton's interpreter, so no GPU is needed."""
+"""Timer's Triton kernels match the PyTorch operations. Triton's interpreter makes this possible without a GPU."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 
-def test_outputs_and_gradients_equal_those_written_out(interpreted: Callable[[Path], None]) -> None:
+def test_outputs_and_gradients_match_the_pytorch_operations(interpreted: Callable[[Path], None]) -> None:
     interpreted(Path(__file__).with_name("interpreted_passes.py"))

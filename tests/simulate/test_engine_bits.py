@@ -1,4 +1,4 @@
-"""A row's bits do not depend on what else is trained; the two engines agree with each other and with torch."""
+"""A row's bits do not depend on the other rows. The two engines agree with each other and with torch."""
 
 import random
 
@@ -18,7 +18,7 @@ from feda2l.simulate.loop import RoundLoop
 NODES = 10
 PERCEPTRONS = {
     "mlp": "",
-    # sizes that fill no vector register, no bias in the middle
+    # sizes that do not fill vector registers, and no bias in the middle layer
     "odd": "def make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 13), nn.Tanh(),"
     " nn.Linear(13, 7, bias=False), nn.ReLU(), nn.Linear(7, 10))\n",
 }
@@ -35,7 +35,7 @@ def spec(model: str = "mlp", **training) -> dict:
 
 
 def train(simulator: RoundLoop, chosen: list[int], rounds: int = 2) -> dict[int, dict[str, Tensor]]:
-    """Train these rows for some rounds without mixing, every row with rates and a momentum of its own."""
+    """Train these rows for some rounds without mixing. Each row has its own rates and momentum."""
     population, simulation = simulator.engine.population, simulator.runs[0]
     for round in range(1, rounds + 1):
         jobs = [
@@ -66,7 +66,7 @@ def assert_same_bits(found: dict[int, dict[str, Tensor]], expected: dict[int, di
 @pytest.mark.parametrize(("optimizer", "weight_decay"), OPTIMIZERS)
 @pytest.mark.parametrize("model", PERCEPTRONS)
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_stacked_rows_have_the_bits_they_have_alone(start, module, model, optimizer, weight_decay, drop_last):
+def test_stacked_rows_have_the_same_bits_as_separate_rows(start, module, model, optimizer, weight_decay, drop_last):
     if PERCEPTRONS[model]:
         model = f"{module(PERCEPTRONS[model])}:make"
     settings = spec(model, optimizer=optimizer, weight_decay=weight_decay, drop_last=drop_last)
@@ -85,8 +85,8 @@ def test_stacked_rows_have_the_bits_they_have_alone(start, module, model, optimi
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 16, 33])
 @pytest.mark.parametrize("model", PERCEPTRONS)
-def test_stacked_rows_have_the_bits_they_have_alone_for_any_batch_size(start, module, model, batch_size):
-    """Products of few samples are the ones whose bits depend on where their matrices lie."""
+def test_stacked_rows_have_the_same_bits_as_separate_rows_for_any_batch_size(start, module, model, batch_size):
+    """With few samples the bits of a product depend on the memory alignment of its matrices."""
     if PERCEPTRONS[model]:
         model = f"{module(PERCEPTRONS[model])}:make"
     settings = spec(model, batch_size=batch_size, drop_last=False)
@@ -98,7 +98,7 @@ def test_stacked_rows_have_the_bits_they_have_alone_for_any_batch_size(start, mo
 
 @pytest.mark.parametrize(("optimizer", "weight_decay"), OPTIMIZERS)
 @pytest.mark.parametrize("model", PERCEPTRONS)
-def test_stacked_agrees_with_one_row_at_a_time(start, module, model, optimizer, weight_decay):
+def test_stacked_engine_matches_the_rows_engine(start, module, model, optimizer, weight_decay):
     if PERCEPTRONS[model]:
         model = f"{module(PERCEPTRONS[model])}:make"
     settings = spec(model, optimizer=optimizer, weight_decay=weight_decay, drop_last=False)
@@ -112,7 +112,7 @@ def test_stacked_agrees_with_one_row_at_a_time(start, module, model, optimizer, 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_convolutions_batched_by_vmap_agree_with_one_row_at_a_time(start, optimizer, drop_last):
+def test_vmap_convolutions_match_the_rows_engine(start, optimizer, drop_last):
     settings = spec("small_cnn", optimizer=optimizer, drop_last=drop_last) | {"data": {"nodes": 4, "alpha": 1.0}}
     simulator = start(settings | {"runtime": {"engine": "batched"}})
     assert isinstance(simulator.engine, Stacked)
@@ -137,7 +137,7 @@ def test_stacked_rows_have_the_same_bits_for_any_number_of_workers(start, worker
 
 
 def plain_score(simulator: RoundLoop, job: ScoreJob) -> Score:
-    """Loss and right answers by a loop over single pictures' outputs."""
+    """Return loss and correct predictions by a loop over single images."""
     samples, chosen = simulator.engine.samples(job)
     name = "small_cnn" if any(p.dim() == 4 for p in simulator.engine.model.parameters()) else "mlp"
     model = build(name, input=(1, 8, 8)).eval()
@@ -155,7 +155,7 @@ def plain_score(simulator: RoundLoop, job: ScoreJob) -> Score:
 @pytest.mark.parametrize(
     ("model", "engine"), [("mlp", "auto"), ("mlp", "rows"), ("small_cnn", "batched"), ("small_cnn", "rows")]
 )
-def test_scores_are_those_of_a_plain_loop(start, model, engine):
+def test_scores_match_a_plain_loop(start, model, engine):
     settings = spec(model) | {"runtime": {"engine": engine}, "data": {"nodes": 3, "alpha": 1.0}}
     simulator = start(settings | {"model": {"name": model, "init": "per_node"}})
     simulation = simulator.runs[0]
@@ -168,8 +168,8 @@ def test_scores_are_those_of_a_plain_loop(start, model, engine):
         assert score.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
-def test_evaluation_in_pieces_counts_every_sample_once(start):
-    """1,438 training pictures are no multiple of the evaluation batch."""
+def test_evaluation_batches_count_every_sample_once(start):
+    """1,438 training images are not a multiple of the evaluation batch."""
     simulator = start(spec() | {"runtime": {"engine": "rows"}, "data": {"nodes": 1, "train_fraction": 0.2}})
     member = simulator.runs[0].plan.member
     assert len(member.local[0]) > 1000
@@ -180,7 +180,7 @@ def test_evaluation_in_pieces_counts_every_sample_once(start):
 
 
 @pytest.mark.parametrize("model", ["mlp", "small_cnn"])
-def test_a_models_score_does_not_depend_on_what_else_is_scored(start, model):
+def test_a_score_does_not_depend_on_other_models(start, model):
     simulator = start(spec(model) | {"model": {"name": model, "init": "per_node"}})
     jobs = [ScoreJob(row, 0, row, local=False) for row in range(NODES)]
     together = simulator.engine.score(jobs)

@@ -1,4 +1,4 @@
-"""A network with folded BatchNorms answers as the network does, whosever values it is given."""
+"""A network with folded BatchNorms has the same outputs as the original, for the values of any model."""
 
 import copy
 
@@ -12,7 +12,7 @@ from feda2l.models import build
 
 
 def network(name: str, seed: int) -> nn.Module:
-    """With statistics, factors and offsets that are not those of a new network."""
+    """A network with non-default statistics, factors and offsets."""
     torch.manual_seed(seed)
     model = build(name, classes=7, input=(3, 8, 8)).double()
     for part in model.modules():
@@ -27,7 +27,7 @@ def network(name: str, seed: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet18_gn"])
-def test_answers_are_the_networks(name: str) -> None:
+def test_outputs_match_the_original_network(name: str) -> None:
     first, second = network(name, 1), network(name, 1)
     with torch.no_grad():
         for parameter in second.parameters():
@@ -42,7 +42,7 @@ def test_answers_are_the_networks(name: str) -> None:
     assert all(torch.equal(before[key], value) for key, value in first.state_dict().items())
 
 
-def test_half_precision_stays_half_and_is_computed_in_whole() -> None:
+def test_half_precision_is_kept_and_factors_use_full_precision() -> None:
     norm = nn.Sequential(nn.BatchNorm2d(16)).eval()
     nn.init.normal_(norm[0].running_mean)
     x = torch.randn(2, 16, 5, 5, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""bf16 on a CPU: products are rounded, everything that is kept is not, and every part of a round computes so."""
+"""bf16 on a CPU: products are rounded, stored values are not, in every part of a round."""
 
 import copy
 
@@ -12,11 +12,11 @@ from feda2l.round.population import point
 from feda2l.round.train import in_half
 from feda2l.simulate.loop import RoundLoop
 
-ULP = 2.0**-7  # of bf16 between 1 and 2
+ULP = 2.0**-7  # unit in the last place of bf16 between 1 and 2
 
 
-def test_factors_and_products_are_rounded_and_gradients_are_whole():
-    """By hand: 1 + ULP / 4 rounds to 1, and 1 + ULP to itself; the parameter that is kept is not rounded."""
+def test_products_are_rounded_and_gradients_are_fp32():
+    """1 + ULP / 4 rounds to 1, and 1 + ULP is exact. The stored parameter is not rounded."""
     model = nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1 + ULP / 4)
@@ -26,7 +26,7 @@ def test_factors_and_products_are_rounded_and_gradients_are_whole():
     assert outputs.flatten().tolist() == [1 + ULP, 1.0, 3.0]
     (gradient,) = torch.autograd.grad(outputs.sum(), [model.weight])
     assert gradient.dtype == torch.float32
-    assert gradient.item() == 5.0  # 1 + ULP + 1 + 3 has no place in bf16: its steps are 2^-5 there
+    assert gradient.item() == 5.0  # 1 + ULP + 1 + 3 is not representable in bf16, whose spacing is 2^-5 there
     assert model.weight.item() == 1 + ULP / 4
 
 
@@ -52,7 +52,7 @@ def simulator(start, precision: str, **more) -> RoundLoop:
 
 
 def whole_model(engine: Rows, row: int) -> nn.Module:
-    """A row's model, by itself."""
+    """Return the model of a row as a separate module."""
     population = engine.population
     buffers = {name: values[row].clone() for name, values in population.buffers.items()}
     model = copy.deepcopy(engine.model)
@@ -67,7 +67,7 @@ def half(model: nn.Module, inputs: Tensor) -> Tensor:
     return outputs.float()
 
 
-def test_a_step_is_one_of_torchs_own_mixed_precision(start):
+def test_a_step_matches_torch_autocast(start):
     made = simulator(start, "bf16", training={"batch_size": 50})
     job = made.runs[0].jobs()[1]
     member = made.engine.members[0]
@@ -89,7 +89,7 @@ def test_a_step_is_one_of_torchs_own_mixed_precision(start):
     assert not torch.allclose(whole.engine.population.trained[1], made.engine.population.trained[1], rtol=0, atol=1e-5)
 
 
-def test_scores_are_of_what_the_model_answers_in_half_precision(start):
+def test_scores_use_half_precision_outputs(start):
     made = simulator(start, "bf16")
     samples = made.engine.members[0].test
     model = whole_model(made.engine, 2).eval()
@@ -103,7 +103,7 @@ def test_scores_are_of_what_the_model_answers_in_half_precision(start):
     assert score.loss == pytest.approx(whole.loss, rel=0.01)
 
 
-def test_statistics_are_estimated_from_what_the_model_computes_in_half_precision(start):
+def test_statistics_are_estimated_in_half_precision(start):
     made = simulator(start, "bf16")
     member = made.engine.members[0]
     model = whole_model(made.engine, 0)
@@ -115,8 +115,8 @@ def test_statistics_are_estimated_from_what_the_model_computes_in_half_precision
     assert not torch.equal(whole.norm.running_var, model.norm.running_var)
 
 
-def test_what_a_node_teaches_itself_is_answered_in_half_precision(start):
-    """FedNTD keeps the base model's outputs."""
+def test_distillation_targets_use_half_precision(start):
+    """FedNTD stores the outputs of the base model."""
     made = simulator(start, "bf16", algorithm={"name": "fedntd"})
     member = made.engine.members[0]
     base_outputs = made.engine._base_outputs(1, member, member.shards[1])

@@ -1,6 +1,6 @@
-"""Whole runs against the system as anyone would write it first: models, torch optimisers, dictionaries, loops.
+"""Whole runs against a straightforward implementation with models, torch optimizers, dictionaries and loops.
 
-Only what is random by definition is shared (who holds which samples, the order of the batches, the initial model).
+Only the random parts are shared: the assignment of samples, the order of the batches and the initial model.
 """
 
 import copy
@@ -46,9 +46,9 @@ def spec(model: str, topology: str, preset: str, **training) -> dict[str, Any]:
 
 
 class PlainRound(NamedTuple):
-    rates: list[dict[str, float]]  # that each node trained with
+    rates: list[dict[str, float]]  # learning rates that each node used
     losses: list[float]
-    models: list[dict[str, Tensor]]  # aggregated
+    models: list[dict[str, Tensor]]  # aggregated models
 
 
 def plain(settings: dict[str, Any], member: RunData, template: nn.Module) -> Iterator[PlainRound]:
@@ -122,7 +122,7 @@ def memory_of(model: nn.Module, optimizer: torch.optim.Optimizer, live: bool = F
 
 
 def states(preset: str, *three: dict[str, Tensor]) -> dict[str, States]:
-    """The measured parameters of each layer as plain numbers; the released code leaves biases out."""
+    """Return the measured parameters of each layer as numbers. The released code leaves biases out."""
 
     def layer(values: dict[str, Tensor], name: str) -> list[float]:
         tensors = ["weight"] if preset == "reference" else ["weight", "bias"]
@@ -147,8 +147,8 @@ def states(preset: str, *three: dict[str, Tensor]) -> dict[str, States]:
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else value,
 )
-def test_fifteen_rounds_are_those_of_a_plain_loop(start, module, digits, topology, preset, training):
-    """Models and rates, free running: with one row at a time every step is the plain loop's own arithmetic."""
+def test_fifteen_rounds_match_a_plain_loop(start, module, digits, topology, preset, training):
+    """Compare models and rates. With one row at a time, each step has the same arithmetic as the plain loop."""
     settings = spec(f"{module(TINY)}:make", topology, preset, **training) | {"runtime": {"engine": "rows"}}
     template = copy.deepcopy(assemble(Spec.parse(settings), digits).model)
     simulator = start(settings)
@@ -162,13 +162,13 @@ def test_fifteen_rounds_are_those_of_a_plain_loop(start, module, digits, topolog
                 torch.testing.assert_close(found, expected.models[node][slot.name], rtol=1e-4, atol=1e-5)
         assert record["nodes"]["train_loss"] == pytest.approx(expected.losses, abs=1e-5)
     adapted = {rate for node in record["layers"]["rate"] for rate in node}
-    assert len(adapted) == 8  # every node and layer has a rate of its own by then
+    assert len(adapted) == 8  # by then each node and layer has a different rate
 
 
 @pytest.mark.parametrize("engine", ["auto", "rows"])
 @pytest.mark.parametrize("preset", ["paper", "reference"])
-def test_rates_are_algorithm_1_on_the_states_of_the_run(start, module, engine, preset):
-    """Nothing can drift here: Algorithm 1 is given the very B, T and A of every round."""
+def test_rates_match_algorithm_1_on_the_states_of_the_run(start, module, engine, preset):
+    """Algorithm 1 gets the exact B, T and A of every round, so that errors cannot accumulate."""
     settings = spec(f"{module(TINY)}:make", "ring", preset) | {"runtime": {"engine": engine}}
     simulator = start(settings)
     population = simulator.engine.population

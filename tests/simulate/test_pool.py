@@ -1,4 +1,4 @@
-"""Worker processes: they do what they are told, fail aloud, and never outlive their parent."""
+"""Worker processes: they execute jobs, report errors, and never outlive their parent."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from feda2l.worker_pool import Pool
 
 
 class Target:
-    """What the workers are given."""
+    """The object that the workers inherit."""
 
     def __init__(self) -> None:
         self.shared = shared_zeros(4)
@@ -50,7 +50,7 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("processes", [0, 1, 3])
-def test_results_come_in_the_order_of_the_jobs(processes):
+def test_results_are_in_the_order_of_the_jobs(processes):
     pool = Pool(Target(), processes)
     try:
         results = pool.map("add", [(i, 10 * i) for i in range(20)])
@@ -69,7 +69,7 @@ def test_workers_share_the_populations_memory_and_use_one_thread(pool):
     assert pool.map("threads", [()] * 4) == [1] * 4
 
 
-def test_a_killed_worker_is_a_failed_run_that_says_so(pool):
+def test_a_killed_worker_raises_run_failed(pool):
     victim = pool.workers[1].pid
     threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
     began = time.monotonic()
@@ -78,30 +78,30 @@ def test_a_killed_worker_is_a_failed_run_that_says_so(pool):
     assert time.monotonic() - began < 10
 
 
-def test_a_worker_that_was_killed_between_two_calls_is_noticed(pool):
+def test_a_worker_killed_between_two_calls_is_detected(pool):
     pool.workers[0].kill()
     pool.workers[0].join()
     with pytest.raises(RunFailed, match="a worker process ended with exit code -9"):
         pool.map("add", [(1, 2)] * 6)
 
 
-def test_a_mistake_in_a_worker_is_the_same_mistake_here(pool):
+def test_an_error_in_a_worker_is_raised_in_the_parent(pool):
     with pytest.raises(FedA2LError, match=r"^rates.base = -1: must be above 0$") as caught:
         pool.map("break_", [("mistake",)])
     assert caught.value.exit_code == 2
 
 
-def test_a_bug_in_a_worker_comes_with_its_traceback(pool):
+def test_a_bug_in_a_worker_has_its_traceback(pool):
     with pytest.raises(RunFailed, match=r"(?s)a worker process failed.*in break_.*ZeroDivisionError: a bug"):
         pool.map("break_", [("bug",)])
 
 
-def test_close_leaves_no_process_behind():
+def test_close_ends_all_processes():
     pool = Pool(Target(), 2)
     pids = [worker.pid for worker in pool.workers]
     pool.close()
     assert not any(running(pid) for pid in pids)
-    pool.close()  # twice is no error
+    pool.close()  # closing twice is not an error
 
 
 def running(pid: int) -> bool:
@@ -129,7 +129,7 @@ time.sleep(60)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forked workers are for Linux")
 @pytest.mark.parametrize("state", ["busy", "idle"])
-def test_workers_end_with_a_parent_that_is_killed(state):
+def test_workers_end_when_the_parent_is_killed(state):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, state], stdout=subprocess.PIPE, text=True)
     try:
         assert parent.stdout is not None

@@ -1,4 +1,4 @@
-"""What a round records: bytes, disagreement, accuracies; and that packed runs leave each other alone."""
+"""The record of a round: bytes, disagreement and accuracies. Packed runs do not affect each other."""
 
 import math
 
@@ -17,7 +17,7 @@ def spec(rounds: int = 2, **more) -> dict:
 
 
 def records(simulator) -> list[list[dict]]:
-    """The records of each run of the pack."""
+    """Return the records of each run of the pack."""
     found: list[list[dict]] = [[] for _ in simulator.runs]
     for completed in simulator.rounds():
         for done in completed:
@@ -38,7 +38,7 @@ def records(simulator) -> list[list[dict]]:
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
-def test_feda2l_sends_not_one_byte_more_than_a_constant_rate(start, topology, receives):
+def test_feda2l_sends_as_many_bytes_as_a_constant_rate(start, topology, receives):
     constant = spec(topology=topology, evaluation={"every": 2})
     adaptive = constant | {"rates": {"name": "feda2l", "warmup_rounds": 0}}
     for one, other in zip(*records(start(constant, adaptive)), strict=True):
@@ -48,7 +48,7 @@ def test_feda2l_sends_not_one_byte_more_than_a_constant_rate(start, topology, re
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 2), ("adam", 3), ("adamw", 3)])
-def test_averaged_memory_travels_too(start, optimizer, copies):
+def test_averaged_optimizer_state_is_sent(start, optimizer, copies):
     training = {"optimizer": optimizer, "momentum_state": "average"}
     ((record,),) = records(start(spec(1, training=training, topology={"name": "ring"})))
     assert record["nodes"]["bytes_sent"] == [2 * copies * MLP * 4] * NODES
@@ -66,7 +66,7 @@ def test_nodes_of_a_full_graph_agree_exactly(start, engine):
 
 
 def accuracy(simulator, row: Tensor, x: Tensor, y: Tensor) -> float:
-    """By a plain model with the values of a row."""
+    """Return the result of a plain model with the values of a row."""
     model = build("mlp", input=(1, 8, 8))
     with torch.no_grad():
         values = zip(model.parameters(), simulator.engine.population.layout.views(row), strict=True)
@@ -76,7 +76,7 @@ def accuracy(simulator, row: Tensor, x: Tensor, y: Tensor) -> float:
 
 
 @pytest.mark.parametrize("engine", ["auto", "rows"])
-def test_ring_records_are_a_hand_calculation(start, engine):
+def test_ring_records_match_a_hand_calculation(start, engine):
     simulator = start(spec(3, topology={"name": "ring"}, runtime={"engine": engine}))
     member = simulator.runs[0].plan.member
     x, y = member.test.normalise(member.test.x), member.test.y
@@ -116,7 +116,7 @@ def test_accuracy_by_class_averages_to_the_accuracy(start):
 
 @pytest.mark.parametrize("engine", ["auto", "rows"])
 @pytest.mark.parametrize("on", ["local", "both"])
-def test_local_evaluation_is_on_what_a_node_holds_and_does_not_train_on(start, engine, on):
+def test_local_evaluation_uses_held_out_samples(start, engine, on):
     simulator = start(spec(1, evaluation={"on": on}, topology={"name": "ring"}, runtime={"engine": engine}))
     ((record,),) = records(simulator)
     member = simulator.runs[0].plan.member
@@ -144,12 +144,12 @@ def test_evaluation_every_third_round_and_at_the_end(start):
     assert all("train_loss" in record and "disagreement" in record for record in found)
 
 
-def test_evaluating_less_often_changes_nothing_else(start):
+def test_evaluating_less_often_does_not_change_training(start):
     often, seldom = (records(start(spec(4, evaluation={"every": every})))[0] for every in (1, 4))
     assert often[-1] == seldom[-1]
 
 
-def test_a_round_records_the_rates_that_it_trained_with(start):
+def test_a_round_records_the_rates_it_used(start):
     """A rate that halves every round: round r trains with base / 2^(r - 1)."""
     found = records(start(spec(3, rates={"name": "exponential", "gamma": 0.5, "base": 0.02})))[0]
     for record in found:
@@ -159,8 +159,8 @@ def test_a_round_records_the_rates_that_it_trained_with(start):
 
 
 @pytest.mark.parametrize("model", ["mlp", "small_cnn"])
-def test_packed_runs_have_the_bits_they_have_alone(start, model):
-    """Other seeds, rules, graphs, numbers of nodes and rounds in one population."""
+def test_packed_runs_have_the_same_bits_as_separate_runs(start, model):
+    """One population holds runs with different seeds, rules, graphs, and numbers of nodes and rounds."""
     chosen = {"name": model}
     specs = [
         spec(2, model=chosen),
@@ -173,7 +173,7 @@ def test_packed_runs_have_the_bits_they_have_alone(start, model):
 
 
 @pytest.mark.parametrize("engine", ["auto", "rows"])
-def test_a_run_that_diverges_ends_alone_and_names_where(start, engine):
+def test_a_diverged_run_ends_alone_and_reports_the_place(start, engine):
     runtime = {"engine": engine}
     sound, wild = spec(3, runtime=runtime), spec(3, runtime=runtime, rates={"name": "constant", "base": 1e6})
     simulator = start(wild, sound)

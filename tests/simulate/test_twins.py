@@ -1,4 +1,4 @@
-"""What trains alike trains once: which rows are trained, and that every run has what it has alone."""
+"""Identical runs train once: the rows that are trained, and equal results for every run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +27,16 @@ class Fixed(Net):
         self[1].eval()
         return self
 """
-FEW = {"nodes": NODES, "partition": "iid", "train_fraction": 0.1}  # 3 steps a round: statistics remember their start
-LATE: dict[str, Any] = {"name": "feda2l", "warmup_rounds": 1, "window": 2}  # adapts after round 2, is felt in round 3
+FEW = {
+    "nodes": NODES,
+    "partition": "iid",
+    "train_fraction": 0.1,
+}  # 3 steps per round, so that statistics still depend on their start
+LATE: dict[str, Any] = {
+    "name": "feda2l",
+    "warmup_rounds": 1,
+    "window": 2,
+}  # adapts after round 2, with an effect in round 3
 
 
 def spec(rounds: int = 4, **more: Any) -> dict[str, Any]:
@@ -36,7 +44,7 @@ def spec(rounds: int = 4, **more: Any) -> dict[str, Any]:
 
 
 def run(simulator: RoundLoop) -> tuple[list[list[dict[str, Any]]], list[list[int]], list[int]]:
-    """The records of each run; which runs trained in each round, and how many models were scored."""
+    """Return the records of each run, the runs that trained in each round, and the numbers of scored models."""
     engine = simulator.engine
     train, score = engine.train, engine.score
     trained: list[list[int]] = []
@@ -58,20 +66,20 @@ def run(simulator: RoundLoop) -> tuple[list[list[dict[str, Any]]], list[list[int
 
 
 @pytest.mark.parametrize("engine", ["auto", "rows"])
-def test_rules_train_once_until_they_part(start: Start, engine: str) -> None:
+def test_runs_with_equal_rates_train_once_until_they_differ(start: Start, engine: str) -> None:
     rules = [{"name": "constant"}, LATE, {"name": "step"}, {**LATE, "name": "decay_only"}, {"name": "constant"}]
     specs = [spec(rates=rates, runtime={"engine": engine}) for rates in rules]
     specs[4]["seed"] = 2
     found, trained, scored = run(start(*specs))
-    # step is constant for 100 rounds; the two that adapt part from it, and from each other, in round 3
+    # step is constant for 100 rounds; the two adaptive rules differ from it, and from each other, in round 3
     assert trained == [[0, 4], [0, 4], [0, 1, 3, 4], [0, 1, 3, 4]]
-    assert scored == [2, 2, 4, 4]  # on a full graph a run has one model
+    assert scored == [2, 2, 4, 4]  # on a full graph a run has a single model
     assert found[0] == found[2]
     for settings, packed in zip(specs, found, strict=True):
         assert run(start(settings))[0] == [packed]
 
 
-def test_runs_that_differ_in_anything_train_each(start: Start) -> None:
+def test_runs_with_any_difference_train_separately(start: Start) -> None:
     changes: list[dict[str, Any]] = [
         {},
         {"seed": 2},
@@ -88,16 +96,16 @@ def test_runs_that_differ_in_anything_train_each(start: Start) -> None:
     assert scored == [len(changes)]
 
 
-def test_runs_that_mix_differently_part_after_the_first_round(start: Start) -> None:
+def test_runs_that_mix_differently_train_separately_after_round_1(start: Start) -> None:
     specs = [spec(2), spec(2, topology={"name": "ring"}), spec(2, algorithm={"name": "fedawa"})]
     found, trained, _ = run(start(*specs))
-    # FedAWA trains as FedAvg does, but is another algorithm
+    # FedAWA trains in the same way as FedAvg, but is another algorithm
     assert trained == [[0, 2], [0, 1, 2]]
     for settings, packed in zip(specs, found, strict=True):
         assert run(start(settings))[0] == [packed]
 
 
-def test_one_that_is_resumed_at_another_round_is_no_twin(start: Start) -> None:
+def test_a_run_resumed_at_another_round_trains_separately(start: Start) -> None:
     simulator = start(spec(3), spec(3))
     simulator.runs[1].state.round = 1
     _, trained, _ = run(simulator)
@@ -111,7 +119,7 @@ def policies(model: str, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_where_bits_are_promised_statistics_must_be_equal(start: Start, module: Callable[[str], str]) -> None:
+def test_reproducible_engines_need_equal_statistics(start: Start, module: Callable[[str], str]) -> None:
     specs = policies(f"{module(NET)}:Net")
     found, trained, _ = run(start(*specs))
     assert trained == [[0], [0, 1, 2]]
@@ -126,17 +134,17 @@ def state(simulator: RoundLoop, rows: slice) -> dict[str, Tensor]:
 
 
 def free(simulator: RoundLoop) -> RoundLoop:
-    """As on a GPU: the last bits are not promised."""
+    """Emulate a GPU engine, whose last bits are not reproducible."""
     simulator.engine.repeats = False
     return RoundLoop(simulator.engine, simulator.runs)
 
 
-def test_elsewhere_policies_for_statistics_share_their_training(start: Start, module: Callable[[str], str]) -> None:
+def test_other_engines_share_training_across_statistics_policies(start: Start, module: Callable[[str], str]) -> None:
     specs = policies(f"{module(NET)}:Net")
     together = free(start(*specs))
     _, trained, scored = run(together)
     assert trained == [[0], [0]]
-    assert scored == [1 + 5 + 5] * 2  # their statistics differ, so that each is scored: one model, or four and the mean
+    assert scored == [1 + 5 + 5] * 2  # their statistics differ, so all are scored: one model, or four and the mean
     for number, settings in enumerate(specs):
         alone = start(settings)
         run(alone)
@@ -145,7 +153,7 @@ def test_elsewhere_policies_for_statistics_share_their_training(start: Start, mo
             torch.testing.assert_close(state(together, rows)[name], values, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_a_node_that_asks_its_base_model_asks_it_with_its_statistics(
+def test_the_base_model_is_evaluated_with_the_statistics_of_the_node(
     start: Start, module: Callable[[str], str]
 ) -> None:
     _, trained, _ = run(free(start(*policies(f"{module(NET)}:Net", name="fedntd"))))
@@ -153,14 +161,12 @@ def test_a_node_that_asks_its_base_model_asks_it_with_its_statistics(
 
 
 @pytest.mark.parametrize("name", ["plain_means", "Fixed"])
-def test_statistics_that_training_reads_or_counts_otherwise_must_be_equal(
-    start: Start, module: Callable[[str], str], name: str
-) -> None:
+def test_statistics_that_affect_training_must_be_equal(start: Start, module: Callable[[str], str], name: str) -> None:
     simulator = free(start(*policies(f"{module(NET)}:{name}")))
     assert shares_left(simulator.engine.model) == {}
 
 
-def test_a_step_leaves_nine_tenths_of_a_statistic() -> None:
+def test_a_step_keeps_nine_tenths_of_a_statistic() -> None:
     norm = nn.BatchNorm2d(2)
     found = shares_left(nn.Sequential(norm, nn.InstanceNorm2d(2, track_running_stats=True)))
     assert found == {"0.running_mean": 0.9, "0.running_var": 0.9, "0.num_batches_tracked": 1.0}

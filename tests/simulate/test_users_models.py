@@ -1,4 +1,4 @@
-"""A user's own model by import path: every parameter it has ends up where it should."""
+"""User models by import path: all their parameters are trained and mixed correctly."""
 
 import copy
 import math
@@ -44,7 +44,7 @@ def spec(model: str, rounds: int = 2, **more) -> dict:
 
 
 def plain_rounds(simulator, template: nn.Module, rounds: int) -> list[nn.Module]:
-    """Ring rounds with torch's own SGD and state dicts; sample weights over the closed neighbourhood."""
+    """Train rounds on a ring with torch's SGD and state dicts, and sample weights over the closed neighbourhood."""
     member = simulator.runs[0].plan.member
     sizes = [len(shard) for shard in member.shards]
     models = [copy.deepcopy(template) for _ in sizes]
@@ -72,7 +72,7 @@ def plain_rounds(simulator, template: nn.Module, rounds: int) -> list[nn.Module]
 
 
 @pytest.mark.parametrize("engine", ["rows", "batched"])
-def test_frozen_tied_and_bare_parameters_train_as_in_a_plain_loop(start, module, engine):
+def test_frozen_tied_and_bare_parameters_match_a_plain_loop(start, module, engine):
     name = f"{module(ODDITIES)}:Net"
     settings = spec(name, runtime={"engine": engine})
     simulator = start(settings)
@@ -88,11 +88,13 @@ def test_frozen_tied_and_bare_parameters_train_as_in_a_plain_loop(start, module,
             found = slot.view(simulator.engine.population.base[node])
             torch.testing.assert_close(found, own[slot.name].detach(), rtol=1e-4, atol=2e-6)
     assert torch.equal(simulator.engine.model.frozen.weight, template.frozen.weight)
-    assert records[-1]["nodes"]["bytes_sent"] == [2 * PARAMETERS * 4] * 4  # frozen ones do not travel, tied ones once
+    assert (
+        records[-1]["nodes"]["bytes_sent"] == [2 * PARAMETERS * 4] * 4
+    )  # frozen parameters are not sent, tied ones once
 
 
 def test_a_packed_run_keeps_its_own_frozen_parameters(module, tmp_path):
-    """What a frozen layer holds comes from the run's seed, whichever runs it is packed with."""
+    """The values of a frozen layer depend on the run's seed and not on the pack."""
     name = f"{module(ODDITIES)}:Net"
     specs = [spec(name, rounds=1, seed=seed, name=f"seed{seed}") for seed in (1, 2)]
     packed = feda2l.run(specs, out=tmp_path / "packed", progress=False)
@@ -102,7 +104,7 @@ def test_a_packed_run_keeps_its_own_frozen_parameters(module, tmp_path):
             assert (together.path / file).read_bytes() == (alone.path / file).read_bytes()
 
 
-def test_runs_with_other_losses_share_a_pack_and_are_scored_by_their_own(start, module):
+def test_packed_runs_with_different_losses_are_scored_with_their_loss(start, module):
     name = module("def halved(outputs, targets):\n    return nn.functional.cross_entropy(outputs, targets) / 2\n")
     base = spec("mlp", rounds=1, rates={"name": "constant", "base": 1e-12})
     simulator = start(base, base | {"model": {"name": "mlp", "loss": f"{name}:halved"}})
@@ -113,7 +115,7 @@ def test_runs_with_other_losses_share_a_pack_and_are_scored_by_their_own(start, 
     assert halved["train_loss"] == pytest.approx(plain["train_loss"] / 2, rel=1e-5)
 
 
-def test_an_unused_parameter_is_no_obstacle_for_any_engine(start, module):
+def test_unused_parameters_work_on_every_engine(start, module):
     source = """
 class Net(nn.Module):
     def __init__(self):
@@ -147,8 +149,8 @@ def test_dropout_gives_the_same_bytes_for_any_number_of_workers(module, tmp_path
 
 
 @pytest.mark.parametrize("engine", ["rows", "batched"])
-def test_dropout_acts_in_every_round_of_training_and_never_in_evaluation(start, module, engine):
-    """A model that drops all of its outputs: its training loss is ln 10, its test loss is not."""
+def test_dropout_is_active_in_training_only(start, module, engine):
+    """A model that drops all outputs has a training loss of ln 10, but another test loss."""
     source = "def make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(1.0))\n"
     simulator = start(spec(f"{module(source)}:make", rounds=2, runtime={"engine": engine, "workers": 0}))
     for ((_, record, _),) in simulator.rounds():
@@ -209,8 +211,8 @@ def Net():
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap of weight normalisation
 @pytest.mark.parametrize("source", SEQUENTIALS.values(), ids=SEQUENTIALS)
-def test_a_sequential_with_more_to_it_is_trained_as_it_is_written(start, module, source):
-    """`auto` takes the stacked engine for plain perceptrons only; what is asked for by name is right as well."""
+def test_a_sequential_with_hooks_or_subclasses_is_trained_correctly(start, module, source):
+    """`auto` uses the stacked engine for plain perceptrons only. Selecting it by name is also correct."""
     settings = spec(f"{module(source)}:Net", rounds=1)
     simulator = start(settings)
     assert isinstance(simulator.engine, Rows)
@@ -226,7 +228,7 @@ def test_a_sequential_with_more_to_it_is_trained_as_it_is_written(start, module,
                 torch.testing.assert_close(found, own[slot.name].detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_shipped_perceptron_is_one_and_the_convolutions_are_not():
+def test_only_the_mlp_is_a_perceptron():
     assert is_perceptron(build("mlp"))
     assert not is_perceptron(build("small_cnn"))
     assert not is_perceptron(nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)))

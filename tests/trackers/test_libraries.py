@@ -1,4 +1,4 @@
-"""What the real libraries read back of a tracked run; those that are not installed are skipped."""
+"""The real tracking libraries read a tracked run back. Libraries that are not installed are skipped."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Stop(Exception):
 
 
 def interrupted(out: Path, tracker: str) -> None:
-    """Rounds 1 to 4 were told, the checkpoint is of round 3."""
+    """A run that sent rounds 1 to 4 and has a checkpoint of round 3."""
 
     def stop(record: dict[str, Any]) -> None:
         if record["round"] == 4:
@@ -38,14 +38,14 @@ def resumed(out: Path, tracker: str) -> feda2l.Run:
 
 
 def expected(run: feda2l.Run) -> list[dict[str, float]]:
-    """The figures of every round from the run's own records."""
+    """Return the figures of every round from the records of the run."""
     timings = run.folder.read_timings()
     parts = ("train", "mix", "adapt", "evaluate")
     seconds = [sum(timing.get(part, 0) for part in parts) for timing in timings]
     return [figures(record | {"seconds": own}) for record, own in zip(run.folder.read(), seconds, strict=True)]
 
 
-def test_figures_are_of_scores_losses_rates_and_time(tmp_path: Path) -> None:
+def test_figures_include_scores_losses_rates_and_time(tmp_path: Path) -> None:
     run = feda2l.run(SPEC, out=tmp_path / "run", progress=False)
     last, record = expected(run)[-1], run.folder.read()[-1]
     assert last["accuracy"] == pytest.approx(sum(record["nodes"]["accuracy"]) / 4)
@@ -76,7 +76,7 @@ def by_tag(run: feda2l.Run) -> dict[str, list[Any]]:
     }
 
 
-def test_tensorboard_reads_every_figure_and_the_spec_back(tmp_path: Path) -> None:
+def test_tensorboard_has_every_figure_and_the_spec(tmp_path: Path) -> None:
     run = feda2l.run(SPEC, out=tmp_path / "run", trackers=["tensorboard"], progress=False)
     assert scalars(run.path / "tensorboard") == by_tag(run)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -93,7 +93,7 @@ def test_a_resumed_run_is_one_curve_in_tensorboard(tmp_path: Path) -> None:
     assert scalars(run.path / "tensorboard") == by_tag(run)
 
 
-def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_stops_tensorboard_but_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorboard")
     feda2l.run(SPEC, out=tmp_path / "run", progress=False)
     events = tmp_path / "run" / "tensorboard"
@@ -116,7 +116,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def offline_records(path: Path) -> list[Any]:
-    """All records of a W&B file; its process writes the last ones a moment after the run has ended."""
+    """Return all records of a W&B file. W&B's process writes the last ones shortly after the end of the run."""
     found: list[Any] = []
     for _ in range(200):
         found = list(read_records(path))
@@ -127,7 +127,7 @@ def offline_records(path: Path) -> list[Any]:
 
 
 def read_records(path: Path) -> Iterator[Any]:
-    """The records of a W&B file: after 7 bytes blocks of 32 KiB as in LevelDB's log, each record a protobuf message."""
+    """Return the records of a W&B file: 7 bytes, then 32 KiB blocks as in LevelDB's log, with protobuf records."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     raw, at, parts = path.read_bytes(), 7, b""
@@ -138,7 +138,7 @@ def read_records(path: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack("<IHB", raw[at : at + 7])
         parts += raw[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last of several parts
+        if kind in (1, 4):  # a complete record, or the last of several parts
             yield Record.FromString(parts)
             parts = b""
 
@@ -153,7 +153,7 @@ def offline_history(path: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def test_wandb_keeps_every_figure_and_the_spec_offline(wandb: Any, tmp_path: Path) -> None:
+def test_wandb_has_every_figure_and_the_spec_offline(wandb: Any, tmp_path: Path) -> None:
     run = feda2l.run(SPEC, out=tmp_path / "run", trackers=["wandb"], progress=False)
     (path,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
     assert offline_history(path) == dict(enumerate(map(pytest.approx, expected(run)), start=1))
@@ -166,7 +166,7 @@ def test_wandb_keeps_every_figure_and_the_spec_offline(wandb: Any, tmp_path: Pat
     assert json.loads(summary["final_accuracy"]) == run.summary["accuracy"]["final"]
 
 
-def test_a_resumed_run_has_one_id_and_no_step_twice_in_wandb(wandb: Any, tmp_path: Path) -> None:
+def test_a_resumed_wandb_run_has_one_id_and_no_duplicate_steps(wandb: Any, tmp_path: Path) -> None:
     interrupted(tmp_path / "run", "wandb")
     run = resumed(tmp_path / "run", "wandb")
     files = sorted((run.path / "wandb").glob("offline-run-*/*.wandb"))
@@ -186,7 +186,7 @@ def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda: MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
 
 
-def test_mlflow_has_one_run_with_every_figure_also_when_it_was_resumed(mlflow: Any, tmp_path: Path) -> None:
+def test_mlflow_has_one_run_with_every_figure_after_a_resume(mlflow: Any, tmp_path: Path) -> None:
     interrupted(tmp_path / "run", "mlflow")
     client = mlflow()
     experiment = client.get_experiment_by_name("feda2l").experiment_id
@@ -203,7 +203,7 @@ def test_mlflow_has_one_run_with_every_figure_also_when_it_was_resumed(mlflow: A
     assert [one.step for one in client.get_metric_history(found.info.run_id, "accuracy")] == [1, 2, 3, 4, 5]
 
 
-def test_a_dead_mlflow_server_costs_the_run_nothing(
+def test_a_dead_mlflow_server_does_not_affect_the_run(
     mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as closed:

@@ -1,4 +1,4 @@
-"""Trackers hear everything of a run once, and cannot hurt it whatever they do."""
+"""Trackers receive every event of a run once, and cannot affect the run."""
 
 import threading
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ SPEC = {"name": "small", "rounds": 3, "data": {"nodes": 4}, "runtime": {"workers
 
 
 class Listener:
-    """A user's own tracker: it writes down what it hears, by run."""
+    """A user tracker that stores all calls by run."""
 
     received: dict[str, list[Any]]
 
@@ -50,15 +50,13 @@ def same_bytes(a: Path, b: Path) -> bool:
     return all((a / name).read_bytes() == (b / name).read_bytes() for name in SAME)
 
 
-def test_a_tracker_hears_of_the_beginning_every_round_and_the_end(
-    listener: type[Listener], untracked: Path, tmp_path: Path
-) -> None:
+def test_a_tracker_receives_start_rounds_and_end(listener: type[Listener], untracked: Path, tmp_path: Path) -> None:
     done = track(listener, tmp_path / "run")
     assert listener.received == {"run": [("begin", 0, "small"), 1, 2, 3, ("end", "finished")]}
     assert same_bytes(done.path, untracked)
 
 
-def test_packed_runs_have_a_tracker_each(listener: type[Listener], tmp_path: Path) -> None:
+def test_each_packed_run_has_its_own_tracker(listener: type[Listener], tmp_path: Path) -> None:
     feda2l.run(
         [SPEC | {"name": "a"}, SPEC | {"name": "b", "rounds": 2}], out=tmp_path, trackers=[listener], progress=False
     )
@@ -82,7 +80,7 @@ def test_a_study_tracks_its_runs(listener: type[Listener], tmp_path: Path) -> No
 
 
 class Stop(Exception):
-    """Ends a run from its on_round, as Ctrl-C would: a checkpoint may be rounds behind."""
+    """Stop a run from its on_round, as with Ctrl-C. The checkpoint may be some rounds behind."""
 
 
 def interrupt(out: Path, at: int, tracker: Any = None) -> None:
@@ -95,8 +93,8 @@ def interrupt(out: Path, at: int, tracker: Any = None) -> None:
         feda2l.run(spec, out=out, trackers=[tracker] if tracker else [], on_round=stop, progress=False)
 
 
-def test_a_resumed_run_goes_on_and_repeats_no_round(listener: type[Listener], tmp_path: Path) -> None:
-    interrupt(tmp_path / "run", 4, listener)  # round 4 was told, the checkpoint is of round 3
+def test_a_resumed_run_sends_no_round_twice(listener: type[Listener], tmp_path: Path) -> None:
+    interrupt(tmp_path / "run", 4, listener)  # round 4 was sent, the checkpoint is of round 3
     track(listener, tmp_path / "run", SPEC | {"rounds": 5}, resume=True)
     assert listener.received["run"] == [
         *(("begin", 0, "small"), 1, 2, 3, 4, ("end", "stopped")),
@@ -104,14 +102,14 @@ def test_a_resumed_run_goes_on_and_repeats_no_round(listener: type[Listener], tm
     ]
 
 
-def test_one_who_comes_later_hears_what_was_before(listener: type[Listener], tmp_path: Path) -> None:
+def test_a_tracker_added_later_receives_earlier_rounds(listener: type[Listener], tmp_path: Path) -> None:
     interrupt(tmp_path / "run", 4)
     track(listener, tmp_path / "run", SPEC | {"rounds": 5}, resume=True)
     assert listener.received["run"] == [("begin", 3, "small"), 1, 2, 3, 4, 5, ("end", "finished")]
 
 
 @pytest.mark.parametrize("hook", ["__init__", "begin", "round", "end"])
-def test_a_tracker_that_raises_is_named_once_and_dropped(
+def test_a_tracker_that_raises_prints_one_message_and_stops(
     hook: str, listener: type[Listener], untracked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
@@ -127,7 +125,7 @@ def test_a_tracker_that_raises_is_named_once_and_dropped(
 
 
 @pytest.mark.parametrize("hook", ["begin", "round", "end"])
-def test_a_tracker_that_blocks_holds_nothing_up(
+def test_a_blocking_tracker_does_not_delay_the_run(
     hook: str,
     listener: type[Listener],
     untracked: Path,
@@ -145,7 +143,7 @@ def test_a_tracker_that_blocks_holds_nothing_up(
     release.set()
 
 
-def test_a_tracker_that_is_too_slow_is_dropped(
+def test_a_tracker_that_is_too_slow_is_stopped(
     listener: type[Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observers, "BACKLOG", 2)
@@ -155,7 +153,7 @@ def test_a_tracker_that_is_too_slow_is_dropped(
     release.set()
 
 
-def test_workers_are_not_forked_in_the_middle_of_a_call() -> None:
+def test_workers_are_not_forked_during_a_call() -> None:
     entered, release = threading.Event(), threading.Event()
 
     def call() -> None:
@@ -171,7 +169,7 @@ def test_workers_are_not_forked_in_the_middle_of_a_call() -> None:
             assert watched.observers[0].calling.locked()
 
 
-def test_a_tracker_of_no_such_name_or_package_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unknown_or_missing_tracker_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(FedA2LError, match="did you mean 'wandb'"):
         track("wandbb", tmp_path / "run")
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)

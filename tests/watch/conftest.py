@@ -1,4 +1,4 @@
-"""A browser and a server for the live page's tests."""
+"""Fixtures for tests of the live page: a browser and a server."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,6 +18,6 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Any]]:
-    """`serve(folder)`: a server with its `address`."""
+    """`serve(folder)` returns a running server with its `address`."""
     with ExitStack() as stack:
         yield lambda folder: stack.enter_context(served(folder))

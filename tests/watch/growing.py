@@ -1,4 +1,4 @@
-"""A run folder that a test lets grow, round by round, as a run does."""
+"""A run folder that a test extends round by round, as a run does."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def spec(rounds: int, **more: Any) -> bytes:
 
 
 def begin(path: Path, rounds: int = 100, **more: Any) -> RunFolder:
-    """Take a folder as a run does: locked, with its spec."""
+    """Start a run folder: lock it and write its spec."""
     folder = RunFolder(path)
     folder.open()
     folder.write(folder.spec, spec(rounds, **more))
@@ -35,7 +35,7 @@ def begin(path: Path, rounds: int = 100, **more: Any) -> RunFolder:
 
 
 def record(round: int, score: float, nodes: int = NODES, **more: Any) -> RoundRecord:
-    """Every node's score is `score`; its rate 0.01 / round, its sigma its number, its zeta half."""
+    """A record in which every node has this score, rate 0.01 / round, its number as sigma and zeta 0.5."""
     return {
         "round": round,
         "train_loss": 1 / round,
@@ -55,14 +55,14 @@ def record(round: int, score: float, nodes: int = NODES, **more: Any) -> RoundRe
 
 
 def grow(folder: RunFolder, rounds: range, *, add: float = 0.0, seconds: float = 2.0) -> None:
-    """Rounds whose score is a hundredth of their number, plus `add`."""
+    """Append rounds with score round / 100 + `add`."""
     for round in rounds:
         timing = round_timings(round, {"train": seconds / 2, "mix": seconds / 2}, pack=1)
         folder.append(record(round, round / 100 + add), timing)
 
 
 def end(folder: RunFolder, rounds: int, status: str = "finished") -> None:
-    """As a run ends: tables, summary, and the folder is free again."""
+    """Finish a run: write tables and summary, and unlock the folder."""
     folder.write_tables()
     summary = {"name": "grown", "status": status, "rounds": rounds, "metric": "accuracy"}
     folder.write_json(folder.summary, summary)
@@ -70,5 +70,5 @@ def end(folder: RunFolder, rounds: int, status: str = "finished") -> None:
 
 
 def cut_back(folder: RunFolder, round: int) -> None:
-    """To a checkpoint, as `--resume` does."""
+    """Cut the records back to a checkpoint, as `--resume` does."""
     folder.cut_back(round, lambda _: True)

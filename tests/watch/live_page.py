@@ -1,4 +1,4 @@
-"""What the tests ask the live page, as pieces of its own script."""
+"""JavaScript expressions with which the tests read the live page."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ def wait(page: Any, condition: str, seconds: float = 30) -> None:
     from selenium.common.exceptions import JavascriptException
     from selenium.webdriver.support.ui import WebDriverWait
 
-    # a plot that is just being drawn anew has no data to ask about: not yet, rather than an error
+    # while a plot is being redrawn it has no data, which counts as "not yet" and not as an error
     waiting = WebDriverWait(page, seconds, poll_frequency=0.1, ignored_exceptions=[JavascriptException])
     waiting.until(lambda driver: driver.execute_script(condition), condition)

@@ -1,4 +1,4 @@
-"""The live view of a folder, as `feda2l watch` serves it, in a thread of the test."""
+"""The live page of a folder, served in a thread of the test."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from feda2l.watch.serve import HOST, LiveServer
 
 @contextmanager
 def served(folder: Path, port: int = 0) -> Iterator[Any]:
-    """A server with its `address`; it is closed as Ctrl-C closes it."""
+    """A server with its `address`. It ends in the same way as with Ctrl-C."""
     serve.TICK = 0.1
     with LiveServer(listen(HOST, port), Follower(folder), live_page()) as server:
         address = f"http://{HOST}:{server.server_port}/"

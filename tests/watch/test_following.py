@@ -1,4 +1,4 @@
-"""What is told of the runs below a folder as they come, grow, stop, go on and end; no browser needed."""
+"""The data of the live page while runs start, grow, stop, resume and end; without a browser."""
 
 import json
 import math
@@ -33,12 +33,12 @@ def told(follower: Follower, since: int = -1) -> dict[str, dict[str, Any]]:
 
 
 def age(path: Path, seconds: float = 10 * QUIET) -> None:
-    """As if nobody had touched the folder for a while."""
+    """Set the modification times back, as if the folder had not changed for a while."""
     for file in (*path.iterdir(), path):
         os.utime(file, (file.stat().st_mtime - seconds,) * 2)
 
 
-def test_a_folder_without_a_run_says_so_and_fills(follower: Follower, tmp_path: Path) -> None:
+def test_an_empty_folder_shows_runs_when_they_start(follower: Follower, tmp_path: Path) -> None:
     assert told(follower) == {}
     assert json.loads(follower.since(-1))["ids"] == []
     folder = begin(tmp_path / "deep" / "first")
@@ -47,7 +47,7 @@ def test_a_folder_without_a_run_says_so_and_fills(follower: Follower, tmp_path: 
     folder.close()
 
 
-def test_a_running_run_grows(follower: Follower, tmp_path: Path) -> None:
+def test_a_running_run_shows_new_rounds(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one")
     grow(folder, range(1, 4), seconds=2.0)
     run = told(follower)["one"]
@@ -56,13 +56,13 @@ def test_a_running_run_grows(follower: Follower, tmp_path: Path) -> None:
     assert run["sent"] == 9000
     assert run["left"] == pytest.approx(2.0 * 97)
     version = follower.version
-    assert not follower.look()  # nothing is new, and nothing is told
+    assert not follower.look()  # nothing is new
     grow(folder, range(4, 6))
     assert told(follower, version)["one"]["score"] == [0.01, 0.02, 0.03, 0.04, 0.05]
     folder.close()
 
 
-def test_a_run_that_was_killed_is_stopped_and_goes_on_without_a_round_twice(follower: Follower, tmp_path: Path) -> None:
+def test_a_killed_run_is_stopped_and_resumes_without_duplicate_rounds(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one")
     grow(folder, range(1, 8))
     assert told(follower)["one"]["state"] == "running"
@@ -78,17 +78,17 @@ def test_a_run_that_was_killed_is_stopped_and_goes_on_without_a_round_twice(foll
     folder.close()
 
 
-def test_another_file_with_the_inode_of_the_first_is_noticed(follower: Follower, tmp_path: Path) -> None:
+def test_a_new_file_with_the_same_inode_is_detected(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one")
     grow(folder, range(1, 3))
     told(follower)
-    os.truncate(folder.rounds, 0)  # written over in place: not a byte shorter
+    os.truncate(folder.rounds, 0)  # overwritten in place with the same size
     grow(folder, range(1, 10), add=0.5)
     assert told(follower)["one"]["score"][:2] == [0.51, 0.52]
     folder.close()
 
 
-def test_a_finished_run_is_read_as_the_report_reads_it(follower: Follower, tmp_path: Path) -> None:
+def test_a_finished_run_has_the_same_data_as_in_the_report(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one", rounds=6)
     grow(folder, range(1, 7))
     before = told(follower)["one"]
@@ -99,7 +99,7 @@ def test_a_finished_run_is_read_as_the_report_reads_it(follower: Follower, tmp_p
     detail = json.loads(follower.detail("one"))
     assert (detail["heat"]["nodes"], detail["heat"]["bins"]) == (3, 6)
     assert detail["edges"] == [[0, 1], [0, 2], [1, 2]]
-    # it is made longer: the summary goes, and the rounds arrive again
+    # the run is extended: the summary is removed, and new rounds arrive
     folder.open()
     folder.summary.unlink()
     folder.write(folder.spec, spec(8))
@@ -109,7 +109,7 @@ def test_a_finished_run_is_read_as_the_report_reads_it(follower: Follower, tmp_p
     folder.close()
 
 
-def test_a_diverged_and_a_failed_run_say_why(follower: Follower, tmp_path: Path) -> None:
+def test_diverged_and_failed_runs_show_a_reason(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one")
     grow(folder, range(1, 3))
     folder.write_tables()
@@ -126,9 +126,9 @@ def test_a_diverged_and_a_failed_run_say_why(follower: Follower, tmp_path: Path)
     assert (runs["two"]["state"], runs["two"]["words"]) == ("failed", "there is no such data set")
 
 
-def test_where_locks_cannot_be_seen_files_tell_who_is_there(follower: Follower, tmp_path: Path) -> None:
+def test_file_changes_show_a_running_process_without_locks(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one")
-    folder.close()  # another machine's process: no lock of it is in our list
+    folder.close()  # a process on another machine: its lock is not visible here
     assert told(follower)["one"]["state"] == "running"
     age(folder.path)
     assert told(follower)["one"]["state"] == "stopped"
@@ -136,7 +136,7 @@ def test_where_locks_cannot_be_seen_files_tell_who_is_there(follower: Follower, 
     assert told(follower)["one"]["state"] == "running"
 
 
-def test_to_look_at_a_folder_takes_no_lock_and_writes_nothing(follower: Follower, tmp_path: Path) -> None:
+def test_watching_takes_no_lock_and_writes_nothing(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one")
     grow(folder, range(1, 3))
     assert is_locked(folder.path, locked_folders())
@@ -152,7 +152,7 @@ def test_to_look_at_a_folder_takes_no_lock_and_writes_nothing(follower: Follower
     assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))} == before
 
 
-def test_a_study_shows_its_runs_and_those_to_come(follower: Follower, tmp_path: Path) -> None:
+def test_a_study_shows_its_runs_and_planned_runs(follower: Follower, tmp_path: Path) -> None:
     study = tmp_path / "rules"
     study.mkdir()
     axes = '[axes]\n"rates.name" = ["constant", "feda2l"]\n'
@@ -173,14 +173,14 @@ def test_a_study_shows_its_runs_and_those_to_come(follower: Follower, tmp_path: 
     trial.close()
 
 
-def test_a_swarm_is_shown_node_by_node_and_as_one_run(follower: Follower, tmp_path: Path) -> None:
+def test_a_swarm_is_shown_per_node_and_as_one_run(follower: Follower, tmp_path: Path) -> None:
     nodes = tmp_path / "swarm" / "nodes"
     states = []
     for number in range(3):
         (nodes / f"n{number}").mkdir(parents=True)
         (nodes / f"n{number}" / "node.toml").touch()
     (nodes / "spec.toml").write_bytes(spec(100))
-    assert told(follower) == {}  # the nodes' folders are no runs, and the swarm has not begun
+    assert told(follower) == {}  # node folders are not runs, and the swarm has not started
     swarm = begin(tmp_path / "swarm")
     for number in range(2):
         states.append(begin(nodes / f"n{number}" / "state"))
@@ -206,7 +206,7 @@ def test_a_swarm_is_shown_node_by_node_and_as_one_run(follower: Follower, tmp_pa
 
 
 @pytest.mark.parametrize("missed", [1, 2, 3])
-def test_a_round_that_a_peer_missed_is_a_gap(missed: int, tmp_path: Path) -> None:
+def test_a_round_that_a_node_missed_is_a_gap(missed: int, tmp_path: Path) -> None:
     nodes = []
     for number in range(2):
         rounds = incoming_records.Rounds()
@@ -225,7 +225,7 @@ def test_a_round_that_a_peer_missed_is_a_gap(missed: int, tmp_path: Path) -> Non
         assert (heat["layers"], heat["nodes"], heat["bins"]) == (["a", "b"], count, 3)
 
 
-def test_a_folder_that_is_removed_goes_from_the_page(follower: Follower, tmp_path: Path) -> None:
+def test_a_removed_folder_disappears_from_the_page(follower: Follower, tmp_path: Path) -> None:
     begin(tmp_path / "one").close()
     begin(tmp_path / "two").close()
     assert set(told(follower)) == {"one", "two"}
@@ -236,7 +236,7 @@ def test_a_folder_that_is_removed_goes_from_the_page(follower: Follower, tmp_pat
     assert (news["ids"], news["runs"]) == (["two"], [])
 
 
-def test_a_damaged_folder_is_named_and_does_not_end_the_view(follower: Follower, tmp_path: Path) -> None:
+def test_a_damaged_folder_does_not_affect_other_runs(follower: Follower, tmp_path: Path) -> None:
     sound, torn, wrong = (begin(tmp_path / name) for name in ("sound", "torn", "wrong"))
     grow(sound, range(1, 3))
     grow(torn, range(1, 3))
@@ -269,7 +269,7 @@ def test_only_folders_that_changed_are_listed_again(
     assert set(listed) == {"b", "more"}
 
 
-def test_a_long_curve_is_thinned_and_its_last_point_stays(follower: Follower, tmp_path: Path) -> None:
+def test_a_long_curve_is_thinned_and_keeps_its_last_point(follower: Follower, tmp_path: Path) -> None:
     folder = begin(tmp_path / "one", rounds=1000)
     grow(folder, range(1, 552))
     run = told(follower)["one"]
@@ -282,9 +282,9 @@ def test_a_long_curve_is_thinned_and_its_last_point_stays(follower: Follower, tm
     folder.close()
 
 
-def test_heat_maps_are_means_over_bins_of_those_who_were_there() -> None:
+def test_heat_maps_are_means_over_present_nodes() -> None:
     rounds = incoming_records.Rounds()
-    for number in range(1, BINS + 2):  # one more than there is room for: two rounds a bin
+    for number in range(1, BINS + 2):  # one more than the number of bins: two rounds per bin
         away = record(number, 0.5)
         away["layers"]["divergence"][1] = [None, None] if number % 2 else [4.0, 6.0]
         rounds.add(away)
@@ -295,17 +295,17 @@ def test_heat_maps_are_means_over_bins_of_those_who_were_there() -> None:
     assert heat["rate"]["high"] == pytest.approx((0.01 + 0.005) / 2, rel=1e-6)
 
 
-def test_many_nodes_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_nodes_in_heat_maps_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incoming_records, "CELLS", 5)
     rounds = incoming_records.Rounds()
     rounds.add(record(1, 0.5, nodes=9))
-    assert np.shape(rounds.signals[0]) == (3, 2, 2)  # two nodes of two layers
+    assert np.shape(rounds.signals[0]) == (3, 2, 2)  # two nodes with two layers each
     heat = heat_of_rounds(rounds)
     assert isinstance(heat, dict)
     assert (heat["nodes"], heat["of"]) == (2, 9)
 
 
-def test_a_node_of_a_network_is_a_run_of_its_own_where_it_is_watched(tmp_path: Path) -> None:
+def test_a_single_node_folder_is_shown_as_a_run(tmp_path: Path) -> None:
     state = RunFolder(tmp_path / "state")
     begin(state.path).close()
     state.append(record(1, 0.4, nodes=1, received=[1]), {"round": 1, "train": 1.0})

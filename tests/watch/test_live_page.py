@@ -1,4 +1,4 @@
-"""The live page in a real browser, while a run folder grows under it."""
+"""The live page in a real browser while a run folder grows."""
 
 import itertools
 import socket
@@ -16,12 +16,12 @@ DESKTOP, PHONE = (1280, 900), (390, 800)
 
 @pytest.fixture
 def opened(browser: Any, serve: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """`opened(folder)`: its page; at the end nothing may be on the console but that a server was gone."""
+    """`opened(folder)` opens the page. At the end the console may contain only errors about a stopped server."""
 
     def at(folder: Path, port: int | None = None) -> Any:
         emulate(browser, DESKTOP, dark=False)
         browser.get(f"http://127.0.0.1:{port}/" if port else serve(folder).address)
-        browser.execute_script("window.first = true")  # gone when the page is loaded again
+        browser.execute_script("window.first = true")  # lost if the page is reloaded
         return browser
 
     yield at
@@ -67,15 +67,13 @@ def test_a_tab_of_a_finished_run_stays_quiet(opened: Callable[..., Any], tmp_pat
     wait(page, f"return {status} === 'The run is finished.' && detail.id === 'one'")
     listen = "source.addEventListener('news', event => { window.heard.push(...JSON.parse(event.data).runs); })"
     page.execute_script(f"window.heard = []; {listen}")
-    later = begin(tmp_path / "two")  # by the time that this is told, anything about the first would have been
+    later = begin(tmp_path / "two")  # when this arrives, any event about the first run would have arrived
     wait(page, f"return {state('two')} === 'running'")
     assert page.execute_script("return window.heard.map(run => run.id)") == ["two"]
     later.close()
 
 
-def test_it_says_that_the_server_is_gone_and_follows_when_it_is_back(
-    opened: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_page_reports_a_lost_server_and_reconnects(opened: Callable[..., Any], tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -92,13 +90,13 @@ def test_it_says_that_the_server_is_gone_and_follows_when_it_is_back(
     folder.close()
 
 
-def test_another_run_and_another_node_can_be_chosen(opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_another_run_and_node_can_be_selected(opened: Callable[..., Any], tmp_path: Path) -> None:
     first, second = begin(tmp_path / "a", rounds=3), begin(tmp_path / "b")
     grow(first, range(1, 4))
     end(first, 3)
     grow(second, range(1, 5))
     page = opened(tmp_path)
-    wait(page, "return choice.run === 'b' && detail.id === 'b'")  # what runs is shown by itself
+    wait(page, "return choice.run === 'b' && detail.id === 'b'")  # a running run is selected automatically
     page.execute_script("document.getElementById('rates').scrollIntoView()")
     sigma = "document.querySelector('#rates .plot[data-what=divergence]').data"
     wait(page, f"return {sigma} && {sigma}[0].z[0].length === 4")
@@ -106,7 +104,7 @@ def test_another_run_and_another_node_can_be_chosen(opened: Callable[..., Any], 
     wait(page, f"return detail.id === 'a' && {sigma}[0].z[0].length === 3")
     choose = "const s = document.querySelector('#rates [data-choose=node]'); s.value = 2;"
     page.execute_script(choose + "s.dispatchEvent(new Event('change'))")
-    wait(page, f"return {sigma}[0].z[0][0] === 2")  # a node's sigma is its number
+    wait(page, f"return {sigma}[0].z[0][0] === 2")  # the sigma of a node is its number
     grow(second, range(5, 7))
     wait(page, "return told.get('b').round === 6")
     assert page.execute_script("return choice.run") == "a"

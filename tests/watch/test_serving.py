@@ -1,4 +1,4 @@
-"""The server itself: whom it answers, what it serves, how it ends."""
+"""The server of the live page: accepted hosts, served content, and its end."""
 
 import http.client
 import os
@@ -30,7 +30,7 @@ def ask(address: str, path: str = "/", method: str = "GET", host: str | None = N
     return connection.getresponse()
 
 
-def test_it_serves_the_page_and_the_stream_and_nothing_else(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_serves_only_the_page_and_the_stream(serve: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     address = serve(tmp_path).address
     page = ask(address)
@@ -46,15 +46,13 @@ def test_it_serves_the_page_and_the_stream_and_nothing_else(serve: Callable[...,
 
 @pytest.mark.parametrize("path", ["/", "/events"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""])
-def test_another_name_for_this_machine_is_refused(
-    serve: Callable[..., Any], tmp_path: Path, host: str, path: str
-) -> None:
+def test_other_host_names_are_rejected(serve: Callable[..., Any], tmp_path: Path, host: str, path: str) -> None:
     address = serve(tmp_path).address
     assert ask(address, path, host=host).status == 400
     assert ask(address, host="localhost:1234").status == 200  # a port that ssh forwards
 
 
-def test_nobody_looks_at_the_files_when_no_page_is_open(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_files_are_not_read_while_no_page_is_open(serve: Callable[..., Any], tmp_path: Path) -> None:
     server = serve(tmp_path)
     stream = urllib.request.urlopen(server.address + "events")
     assert stream.headers.get_content_type() == "text/event-stream"
@@ -62,7 +60,7 @@ def test_nobody_looks_at_the_files_when_no_page_is_open(serve: Callable[..., Any
     assert server.listeners == 1
     stream.close()
     while server.listeners:
-        pass  # the test's time limit is the limit
+        pass  # limited by the timeout of the test
     seen, server.follower.look = [], lambda: seen.append(1)
     time.sleep(0.3)  # three ticks
     assert not seen
@@ -72,10 +70,10 @@ def test_a_stream_ends_with_the_server(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         stream = urllib.request.urlopen(server.address + "events")
         stream.readline()
-    stream.read()  # to its end, which was sent: one that breaks off is an IncompleteRead
+    stream.read()  # read to the regular end; a broken stream would raise IncompleteRead
 
 
-def test_a_run_is_told_in_detail_to_whom_asks_for_it(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_details_are_sent_to_pages_that_select_a_run(serve: Callable[..., Any], tmp_path: Path) -> None:
     folder = begin(tmp_path / "one")
     grow(folder, range(1, 3))
     folder.close()
@@ -86,7 +84,7 @@ def test_a_run_is_told_in_detail_to_whom_asks_for_it(serve: Callable[..., Any], 
     stream.close()
 
 
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
     with listen(HOST, 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(FedA2LError, match=rf"--port {port}: cannot be used \(Address already in use\)") as refused:
@@ -96,7 +94,7 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
         listen(HOST, 70_000)
 
 
-def test_without_a_port_the_next_free_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_free_port_is_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen(HOST, 0) as first:
         monkeypatch.setattr(command, "PORT", first.getsockname()[1])
         with listen(HOST, None) as second:
@@ -104,18 +102,18 @@ def test_without_a_port_the_next_free_one_is_taken(monkeypatch: pytest.MonkeyPat
             assert second.getsockname()[1] != first.getsockname()[1]
 
 
-def test_a_folder_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FedA2LError, match="nowhere: is not a folder; name the folder of a run"):
         watch(tmp_path / "nowhere", None, open_browser=False)
 
 
-def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(FedA2LError, match=r"pip install 'feda2l\[watch\]'"):
         watch(tmp_path, None, open_browser=False)
 
 
-def test_ctrl_c_ends_it_with_an_open_page_and_all_is_well(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_server_with_an_open_page(tmp_path: Path) -> None:
     process = start(tmp_path)
     try:
         address = process.stdout.readline().split(": ", 1)[1].strip()

@@ -1,4 +1,4 @@
-"""A file that grows, is cut back or replaced: every line once, and none of an old file."""
+"""Reading a file that grows, is truncated or is replaced: each line once, and none of an old file."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "rounds.jsonl"
 
 
-def test_every_line_comes_once_and_only_when_it_is_whole(file: Path) -> None:
+def test_each_complete_line_is_returned_once(file: Path) -> None:
     reader = Tail(file)
-    assert reader.read() == []  # not there yet
+    assert reader.read() == []  # does not exist yet
     file.write_bytes(b"one\ntw")
     assert reader.read() == [b"one"]
     with open(file, "ab") as more:
@@ -26,18 +26,18 @@ def test_every_line_comes_once_and_only_when_it_is_whole(file: Path) -> None:
     assert reader.begun == 1
 
 
-def test_what_is_read_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_lines_are_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_bytes(b"first\n" * 1000)
     reader = Tail(file)
     reader.read()
     with open(file, "ab") as more:
         more.write(b"last\n")
-    monkeypatch.setattr(tail, "PART", 5)  # no more than the new line is asked for
+    monkeypatch.setattr(tail, "PART", 5)  # only the new line is read
     assert reader.read() == [b"last"]
     assert (reader.offset, reader.begun) == (6005, 1)
 
 
-def test_a_file_that_was_cut_back_is_read_from_its_start(file: Path) -> None:
+def test_a_truncated_file_is_read_from_its_start(file: Path) -> None:
     file.write_bytes(b"1\n2\n3\n")
     reader = Tail(file)
     reader.read()
@@ -46,7 +46,7 @@ def test_a_file_that_was_cut_back_is_read_from_its_start(file: Path) -> None:
     assert reader.begun == 2
 
 
-def test_a_file_in_its_place_is_read_from_its_start(file: Path) -> None:
+def test_a_replaced_file_is_read_from_its_start(file: Path) -> None:
     file.write_bytes(b"1\n2\n")
     reader = Tail(file)
     reader.read()
@@ -56,15 +56,15 @@ def test_a_file_in_its_place_is_read_from_its_start(file: Path) -> None:
     assert reader.read() == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_file_written_over_with_as_many_bytes_is_read_from_its_start(file: Path) -> None:
+def test_a_file_overwritten_with_equal_size_is_read_from_its_start(file: Path) -> None:
     file.write_bytes(b"1\n2\n")
     reader = Tail(file)
     reader.read()
-    file.write_bytes(b"3\n4\n5\n")  # in place: the inode is the same
+    file.write_bytes(b"3\n4\n5\n")  # overwritten in place: same inode
     assert reader.read() == [b"3", b"4", b"5"]
 
 
-def test_a_long_file_comes_in_parts_and_a_long_line_whole(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_file_is_read_in_parts_but_lines_are_complete(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "PART", 8)
     file.write_bytes(b"1\n2\n3\n4\n5\n" + b"x" * 30 + b"\nend\n")
     reader, found = Tail(file), []

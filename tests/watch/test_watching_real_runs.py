@@ -1,4 +1,4 @@
-"""`feda2l watch` beside real runs, studies and swarms, all as processes of their own, in a real browser."""
+"""`feda2l watch` with real runs, studies and swarms in separate processes, in a real browser."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ import pytest
 from live_page import curve, state, status, wait
 
 pytestmark = pytest.mark.long
-PATIENCE = 240  # seconds for what takes a few on a free machine
+PATIENCE = 240  # timeout in seconds; a few seconds suffice on an idle machine
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """`start("run", ...)`: the command in a process, in the test's folder, ended with the test."""
+    """`start("run", ...)` starts a command in the test's folder. The process ends with the test."""
     with ExitStack() as stack:
 
         def begin(*words: str) -> "subprocess.Popen[str]":
@@ -50,7 +50,7 @@ def opened(start: Start, browser: Any) -> Iterator[Callable[[str], Any]]:
 RUN = ("run", "--quiet", "--set", "rounds=300", "--set", "runtime.checkpoint_seconds=1", "--out")
 
 
-def test_a_run_is_followed_killed_resumed_and_not_hurt(
+def test_a_run_is_watched_while_it_is_killed_and_resumed(
     start: Start, opened: Callable[[str], Any], tmp_path: Path
 ) -> None:
     (tmp_path / "watched").mkdir()
@@ -114,7 +114,7 @@ def test_a_swarm_shows_its_nodes_before_it_is_collected(
     assert swarm.wait() == 0
 
 
-def test_a_port_in_use_ends_in_a_message(start: Start, tmp_path: Path) -> None:
+def test_a_port_in_use_prints_a_message(start: Start, tmp_path: Path) -> None:
     first = start("watch", ".", "--port", "0")
     assert first.stdout is not None
     port = first.stdout.readline().strip().removesuffix("/").rpartition(":")[2]

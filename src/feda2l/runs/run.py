@@ -160,7 +160,7 @@ def run(
     Specs of a list that share data and model are packed: they train as one population and use the machine better.
 
     Args:
-        specs: A `Spec`, a mapping or the path of a TOML file; or a sequence of `Spec`s and mappings.
+        specs: A `Spec`, a mapping or the path of a TOML file; or a sequence of specs and mappings.
         out: The run folder; for a list, the parent of the run folders. Default: `runs/NAME`.
         resume: Continue from the checkpoints in existing run folders.
         data: The folder of downloaded datasets.

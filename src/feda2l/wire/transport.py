@@ -32,7 +32,7 @@ class Transport(Protocol):
 
         `into` is memory of `limit` bytes for a large answer, because new memory takes longer than the copy.
 
-        Raises `RejectedMessage` for an answer of more than `limit` bytes (before it is fetched) and for a malformed one.
+        Raises `RejectedMessage` for an answer of more than `limit` bytes (before it is fetched) or a malformed one.
         Any number of threads may call this at the same time.
         """
 
