@@ -38,8 +38,8 @@ class NodesOnRanks:
         return digests[0] is not None and len(set(digests)) == 1
 
     def first(self, place: int | None) -> int | None:
-        found = int(self.ranks.least(torch.tensor([NOBODY if place is None else place])))
-        return None if found == NOBODY else found
+        first_place = int(self.ranks.least(torch.tensor([NOBODY if place is None else place])))
+        return None if first_place == NOBODY else first_place
 
     def of_all(self, values: Sequence[T]) -> list[T]:
         return self._in_order(self.ranks.all(values))
@@ -60,15 +60,18 @@ def plan_of_rank(whole: RunPlan, ranks: Ranks, placement: Placement) -> RunPlan:
     ids = placement.ids[ranks.rank].tolist()
     member, setting = whole.member, whole.setting
 
-    def own(values: Sequence[T]) -> list[T]:
+    def of_rank(values: Sequence[T]) -> list[T]:
         return [values[id] for id in ids]
 
-    tests = None if member.tests is None else own(member.tests)
+    tests = None if member.tests is None else of_rank(member.tests)
     return replace(
         whole,
-        member=replace(member, shards=own(member.shards), local=own(member.local), tests=tests, ids=tuple(ids)),
+        member=replace(member, shards=of_rank(member.shards), local=of_rank(member.local), tests=tests, ids=tuple(ids)),
         setting=replace(
-            setting, nodes=tuple(ids), steps=tuple(own(setting.steps)), near_steps=tuple(own(setting.near_steps))
+            setting,
+            nodes=tuple(ids),
+            steps=tuple(of_rank(setting.steps)),
+            near_steps=tuple(of_rank(setting.near_steps)),
         ),
     )
 

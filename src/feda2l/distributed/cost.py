@@ -61,15 +61,15 @@ class Share(NamedTuple):
         >>> Share.one_peer_exponential(64, 4) == Share.of(build("one_peer_exponential", 64), [1] * 64, 4)
         True
         """
-        own = nodes / ranks
+        per_rank = nodes / ranks
         hops = [1 << j for j in range((nodes - 1).bit_length())]
-        return cls(ranks, own, 1.0, sum(min(hop, own) for hop in hops) / len(hops) if ranks > 1 else 0.0)
+        return cls(ranks, per_rank, 1.0, sum(min(hop, per_rank) for hop in hops) / len(hops) if ranks > 1 else 0.0)
 
     @classmethod
     def k_regular(cls, nodes: int, k: int, ranks: int) -> "Share":
         """Return the worst case: a random graph has no blocks, so 1 - 1 / R of all neighbours are on other ranks."""
-        own = nodes / ranks
-        return cls(ranks, own, float(k), min(own * k, nodes) * (1 - 1 / ranks))
+        per_rank = nodes / ranks
+        return cls(ranks, per_rank, float(k), min(per_rank * k, nodes) * (1 - 1 / ranks))
 
 
 class Cost(NamedTuple):

@@ -121,10 +121,10 @@ class Halo:
             if phase in self.chosen:
                 rows = rows._replace(weights=self.chosen[phase])
             inner, outer = rows.take(transfers.inner), rows.take(transfers.outer)
-            own = _places(self.whole.topology.nodes, self.ids)
+            local = _places(self.whole.topology.nodes, self.ids)
             near = _places(self.whole.topology.nodes, self.ids[transfers.ours], transfers.halo)
             self.plans[key] = (
-                Plan.of(inner._replace(ids=own[inner.ids]), transfers.inner, like),
+                Plan.of(inner._replace(ids=local[inner.ids]), transfers.inner, like),
                 Plan.of(outer._replace(ids=near[outer.ids]), transfers.outer, like),
             )
         return self.plans[key]
@@ -134,8 +134,8 @@ class Halo:
         copies = self._room("sent", sum(len(places) for _, places in transfers.sent), rows)
         sent, start = [], 0
         for rank, places in transfers.sent:
-            own = copies[start : start + len(places)]
-            sent.append((rank, torch.index_select(rows, 0, places.to(rows.device), out=own)))
+            buffer = copies[start : start + len(places)]
+            sent.append((rank, torch.index_select(rows, 0, places.to(rows.device), out=buffer)))
             start += len(places)
         parts = halo.split([count for _, count in transfers.received]) if transfers.received else ()
         received = [(rank, part) for (rank, _), part in zip(transfers.received, parts, strict=True)]

@@ -47,7 +47,9 @@ def place(graph: Topology, steps: Sequence[int], ranks: int) -> Placement:
     orders = [np.arange(graph.nodes)]
     if 1 < ranks < graph.nodes and graph.name != "full":
         orders.append(_near_together(graph))
-    return min((_cut(graph, order, np.asarray(steps), ranks) for order in orders), key=lambda found: found.crossing)
+    return min(
+        (_cut(graph, order, np.asarray(steps), ranks) for order in orders), key=lambda placement: placement.crossing
+    )
 
 
 def _cut(graph: Topology, order: Ids, steps: Ids, ranks: int) -> Placement:
@@ -57,8 +59,8 @@ def _cut(graph: Topology, order: Ids, steps: Ids, ranks: int) -> Placement:
     for rank, edge in enumerate(edges, start=1):
         cuts.append(int(np.clip(edge, cuts[-1] + 1, len(order) - (ranks - rank))))  # every rank gets at least one node
     ids = [np.sort(block) for block in np.split(order, cuts[1:])]
-    found = Placement(ids, 0.0)
-    return found._replace(crossing=crossing_rows(graph, found.owner))
+    placement = Placement(ids, 0.0)
+    return placement._replace(crossing=crossing_rows(graph, placement.owner))
 
 
 def crossing_rows(graph: Topology, owner: Ids) -> float:

@@ -87,35 +87,35 @@ class Ranks:
 
         A rank that did not fail raises the error of the first failing rank. Only the leader prints it.
         """
-        own: BaseException | None = None
+        failure: BaseException | None = None
         try:
             result = do()
         except RanksLost:
             raise
         except Exception as error:
-            own = error
+            failure = error
         mistakes = self.all(
-            None if own is None else _Mistake(_known_kind(own), str(own), getattr(own, "__notes__", []))
+            None if failure is None else _Mistake(_known_kind(failure), str(failure), getattr(failure, "__notes__", []))
         )
-        found = [(rank, mistake) for rank, mistake in enumerate(mistakes) if mistake is not None]
-        if not found:
+        failures = [(rank, mistake) for rank, mistake in enumerate(mistakes) if mistake is not None]
+        if not failures:
             return result
-        first, mistake = found[0]
-        if own is None:
-            own = mistake.kind(f"rank {first}: {mistake.text}")
+        first, mistake = failures[0]
+        if failure is None:
+            failure = mistake.kind(f"rank {first}: {mistake.text}")
             for note in mistake.notes:
-                own.add_note(note)
-        if isinstance(own, FedA2LError):
-            own.said = not self.leads  # all ranks raise it, only the leader prints it
-        self.agreed = own
-        raise own
+                failure.add_note(note)
+        if isinstance(failure, FedA2LError):
+            failure.said = not self.leads  # all ranks raise it, only the leader prints it
+        self.agreed = failure
+        raise failure
 
     def all(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order."""
-        found: list[Any] = [None] * self.world
+        values: list[Any] = [None] * self.world
         with _in_touch():
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(values, value)
+        return values
 
     def share(self, value: T) -> T:
         """Return the leader's value at every rank."""
@@ -126,10 +126,10 @@ class Ranks:
 
     def gather(self, value: T) -> list[T] | None:
         """Return the values of all ranks, in rank order, at the leader; None at the other ranks."""
-        found: list[Any] | None = [None] * self.world if self.leads else None
+        values: list[Any] | None = [None] * self.world if self.leads else None
         with _in_touch():
-            dist.gather_object(value, found, dst=LEADER)
-        return found
+            dist.gather_object(value, values, dst=LEADER)
+        return values
 
     # --- tensors -------------------------------------------------------------------------------------------
 

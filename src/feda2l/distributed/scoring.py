@@ -18,14 +18,16 @@ class ScoreOverRanks:
 
     def scores(self, runs: Sequence[LiveRun]) -> dict[int, Scores]:
         # if all nodes hold the same model, it is also the mean model
-        alike = {run.number for run in runs if run.compared.agreed and run.plan.on == "global" and not _tests(run)}
-        own = self.here.scores([run for run in runs if run.number not in alike], mean_model=False)
-        return {run.number: self._of_run(run, own.get(run.number, {})) for run in runs}
+        shared = {run.number for run in runs if run.compared.agreed and run.plan.on == "global" and not _tests(run)}
+        local_scores = self.here.scores([run for run in runs if run.number not in shared], mean_model=False)
+        return {run.number: self._of_run(run, local_scores.get(run.number, {})) for run in runs}
 
-    def _of_run(self, run: LiveRun, own: Scores) -> Scores:
+    def _of_run(self, run: LiveRun, local_scores: Scores) -> Scores:
         shared = run.plan.on != "local" and not _tests(run)  # one test set, so the mean model has one score
-        parts = [part for part in own if part != "mean" or not shared]
-        gathered = run.collectives.at_leader([[own[part][node] for part in parts] for node in range(run.plan.nodes)])
+        parts = [part for part in local_scores if part != "mean" or not shared]
+        gathered = run.collectives.at_leader(
+            [[local_scores[part][node] for part in parts] for node in range(run.plan.nodes)]
+        )
         mean = self._mean_model(run) if shared else None
         if gathered is None:
             return {}

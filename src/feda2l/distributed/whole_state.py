@@ -19,11 +19,11 @@ def gather_state(run: LiveRun) -> dict[str, Tensor] | None:
     """Gather the content of a single-process checkpoint at the leader, one tensor at a time; return None elsewhere."""
     whole: dict[str, Tensor] = {}
     axis_of = _node_axes(run)
-    for name, own in tensors(run).items():
+    for name, local in tensors(run).items():
         axis = axis_of(name)
         if axis is None:
-            whole[name] = own
-        elif (joined := _gather(run, own.movedim(axis, 0).contiguous())) is not None:
+            whole[name] = local
+        elif (joined := _gather(run, local.movedim(axis, 0).contiguous())) is not None:
             whole[name] = joined.movedim(0, axis).contiguous()
     return whole if _shared(run).ranks.leads else None
 
@@ -48,10 +48,10 @@ def restore_part(run: LiveRun, path: Path) -> bool:
     contents: Contents | None = ranks.share(ranks.together(read))
     if contents is None:
         return False
-    own: dict[str, Tensor] = {}
+    local: dict[str, Tensor] = {}
     for name, shape, dtype in contents:
-        own[name] = _scatter(run, axis_of(name), whole.get(name), shape, dtype)
-    ranks.together(lambda: load(run, own, path))
+        local[name] = _scatter(run, axis_of(name), whole.get(name), shape, dtype)
+    ranks.together(lambda: load(run, local, path))
     return True
 
 
@@ -61,9 +61,9 @@ def _node_axes(run: LiveRun) -> Callable[[str], int | None]:
     In the state of a rate rule, the node axis is the one that is shorter for fewer nodes.
     """
     whole = run.exchange.start_rates(run.whole.rule, run.whole.setting).state_dict()
-    own = run.exchange.start_rates(run.plan.rule, run.plan.setting).state_dict()
+    local = run.exchange.start_rates(run.plan.rule, run.plan.setting).state_dict()
     axes: dict[str, int | None] = {"round": None, "clock": None}
-    for key, values in own.items():
+    for key, values in local.items():
         sizes = enumerate(zip(values.shape, whole[key].shape, strict=True))
         axes[f"rates.{key}"] = next((axis for axis, (here, all_) in sizes if here != all_), None)
     return lambda name: axes.get(name, None if name.startswith("rates.") else 0)
@@ -74,15 +74,15 @@ def _shared(run: LiveRun) -> NodesOnRanks:
     return run.collectives
 
 
-def _gather(run: LiveRun, own: Tensor) -> Tensor | None:
+def _gather(run: LiveRun, local: Tensor) -> Tensor | None:
     """Gather the rows of all ranks at the leader, in the order of node ids."""
     ranks, ids = _shared(run).ranks, _shared(run).placement.ids
     if not ranks.leads:
-        ranks.start([(LEADER, own)] if own.numel() else [], []).wait()
+        ranks.start([(LEADER, local)] if local.numel() else [], []).wait()
         return None
-    parts = [own if rank == LEADER else own.new_empty(len(mine), *own.shape[1:]) for rank, mine in enumerate(ids)]
+    parts = [local if rank == LEADER else local.new_empty(len(mine), *local.shape[1:]) for rank, mine in enumerate(ids)]
     ranks.start([], [(rank, part) for rank, part in enumerate(parts) if rank != LEADER and part.numel()]).wait()
-    whole = own.new_empty(run.plan.network, *own.shape[1:])
+    whole = local.new_empty(run.plan.network, *local.shape[1:])
     for mine, part in zip(ids, parts, strict=True):
         whole[torch.from_numpy(mine)] = part
     return whole
@@ -100,7 +100,7 @@ def _scatter(run: LiveRun, axis: int | None, whole: Tensor | None, shape: torch.
         return parts[LEADER]
     if axis is not None:
         sizes[axis] = len(ids[ranks.rank])
-    own = torch.empty(sizes, dtype=dtype)
-    if own.numel():
-        ranks.start([], [(LEADER, own)]).wait()
-    return own
+    local = torch.empty(sizes, dtype=dtype)
+    if local.numel():
+        ranks.start([], [(LEADER, local)]).wait()
+    return local

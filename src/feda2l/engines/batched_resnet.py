@@ -52,7 +52,7 @@ def resnet_forward(model: ResNet) -> Forward:
 
     It maps parameters [k, *shape] and images [k, batch, height, width, channels] to outputs [k, batch, classes]. The
     second result [k, columns] is the batch mean and unbiased variance of each BatchNorm, in the order of the model's
-    buffers, or None without BatchNorm.
+    buffers. It is None without BatchNorm.
     """
     names = [name for name, _ in model.named_parameters()]
     norms = [name for name, part in model.named_modules() if isinstance(part, nn.BatchNorm2d)]

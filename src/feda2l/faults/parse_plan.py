@@ -122,9 +122,9 @@ class _Entry:
 
     def _listeners(self, senders: list[int]) -> list[int]:
         listeners = self._nodes("to", self.values["to"])
-        own = next((node for node in listeners if node in senders), None)
-        if own is not None:
-            self.refuse(f"to: node {own} is the sender; a node needs no message from itself")
+        itself = next((node for node in listeners if node in senders), None)
+        if itself is not None:
+            self.refuse(f"to: node {itself} is the sender; a node needs no message from itself")
         return listeners
 
     def _sides(self) -> tuple[frozenset[int], ...]:

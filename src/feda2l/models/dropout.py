@@ -9,7 +9,7 @@ DRAWS = 1 << 16  # number of values of an int16
 class Dropout(nn.Dropout):
     """y = x k / (1 - p), where k is 0 with probability p and else 1. On a CPU p is rounded to a multiple of 2^-16.
 
-    On a CPU torch draws each number separately, which takes a fifth of a bf16 step of Timer, and it uses another
+    On a CPU torch draws each number separately, which takes a fifth of a bf16 step of Timer. It also uses another
     generator on Intel processors. This module takes four draws from each 64 random bits, equal on all processors.
     """
 

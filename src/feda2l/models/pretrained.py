@@ -38,30 +38,30 @@ def load_start(model: nn.Module, path: str, *, fresh: Sequence[str] = (), sha256
             "safetensors.torch.save_file(model.state_dict(), path)",
             see="pretrained",
         ) from error
-    own = model.state_dict()
-    drawn = _matching(own, fresh, "model.fresh")
-    wanted = [name for name in own if name not in drawn]
-    if problems := list(_misfits(own, given, wanted)):
+    expected = model.state_dict()
+    drawn = _matching(expected, fresh, "model.fresh")
+    required = [name for name in expected if name not in drawn]
+    if problems := list(_misfits(expected, given, required)):
         raise FedA2LError(
             f'model.start = "{path}" does not fit this {type(model).__name__}: it {"; ".join(problems)}; '
             "list layers that should be initialised randomly in model.fresh",
             see="pretrained",
         )
-    model.load_state_dict({name: given[name] for name in wanted}, strict=False)
+    model.load_state_dict({name: given[name] for name in required}, strict=False)
     return actual
 
 
-def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], wanted: Iterable[str]) -> Iterator[str]:
+def _misfits(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], required: Iterable[str]) -> Iterator[str]:
     """Describe how the tensors of a file differ from those of a model."""
     unlike = [
-        f"{name} (is {list(given[name].shape)}, should be {list(own[name].shape)})"
-        for name in wanted
-        if name in given and given[name].shape != own[name].shape
+        f"{name} (is {list(given[name].shape)}, should be {list(expected[name].shape)})"
+        for name in required
+        if name in given and given[name].shape != expected[name].shape
     ]
     for kind, names in (
-        ("lacks", [name for name in wanted if name not in given]),
+        ("lacks", [name for name in required if name not in given]),
         ("has wrong shapes for", unlike),
-        ("has the unknown tensors", [name for name in given if name not in own]),
+        ("has the unknown tensors", [name for name in given if name not in expected]),
     ):
         if names:
             more = f" and {len(names) - 3} more" * (len(names) > 3)

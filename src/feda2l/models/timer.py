@@ -133,11 +133,11 @@ class Timer(nn.Module):
 
     def roll_out(self, x: Tensor) -> Tensor:
         """Forecast the horizon patch by patch. Each patch is predicted from the window that ends just before it."""
-        found: list[Tensor] = []
+        patches: list[Tensor] = []
         for _ in range(-(-self.horizon // self.patch)):
-            found.append(self.next_patches(x)[:, -self.patch :])
-            x = torch.cat([x[:, self.patch :], found[-1]], dim=1)
-        return torch.cat(found, dim=1)[:, : self.horizon]
+            patches.append(self.next_patches(x)[:, -self.patch :])
+            x = torch.cat([x[:, self.patch :], patches[-1]], dim=1)
+        return torch.cat(patches, dim=1)[:, : self.horizon]
 
     def _rescaled(self, x: Tensor, *, whole: bool) -> Tensor:
         """Return s g((x - m) / s) + m, where g applies the head to all tokens at once (`whole`) or to each token."""
@@ -161,7 +161,7 @@ def timer_next_patch(*, input: tuple[int, ...] = (96, 1), horizon: int = 96) -> 
 def positions(tokens: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return sinusoidal positions [tokens, width]: alternating sin(t w_i) and cos(t w_i), w_i = 10000^(-2 i / width).
 
-    They are cached per device and not stored as a buffer: they are not node state, and a captured CUDA graph must not
+    They are cached per device and not stored as a buffer, since they are not node state. A captured CUDA graph must not
     copy from the host.
     """
     with torch.inference_mode(False):  # the first call may be an evaluation and a later one training

@@ -68,27 +68,27 @@ class Clock:
 
         `present` are the nodes that take part; None means all.
         """
-        there = np.ones(self.topology.nodes, dtype=bool)
+        active = np.ones(self.topology.nodes, dtype=bool)
         if present is not None:
-            there[:] = False
-            there[list(present)] = True
-        self.spend(there.astype(np.float64))
+            active[:] = False
+            active[list(present)] = True
+        self.spend(active.astype(np.float64))
         for _ in range(exchanges):
-            self.exchange(round, message, there)
+            self.exchange(round, message, active)
 
     def spend(self, rounds: Floats) -> None:
         """Advance each node's time by `rounds` rounds of training."""
         self._time[:] += rounds * self.work
 
-    def exchange(self, round: int, message: int, there: NDArray[np.bool_] | None = None) -> None:
+    def exchange(self, round: int, message: int, active: NDArray[np.bool_] | None = None) -> None:
         """Advance each node's time by one exchange: send to its out-neighbours, wait for its in-neighbours."""
         edges = self._phases[self.topology.phase(round)]
-        if there is None:
-            there = np.ones(self.topology.nodes, dtype=bool)
-        elif not there.all():
-            edges = edges.some(there[edges.senders])
+        if active is None:
+            active = np.ones(self.topology.nodes, dtype=bool)
+        elif not active.all():
+            edges = edges.some(active[edges.senders])
         listeners, senders, (latency, per_byte) = edges
-        carries = there[listeners]  # this edge carries a model and not only a notice
+        carries = active[listeners]  # this edge carries a model and not only a notice
         sent = np.bincount(senders[carries], minlength=self.topology.nodes)
         per_byte = np.maximum(per_byte, (sent * self.uplinks)[senders])
         out = self._time[senders] + message * carries * per_byte

@@ -76,7 +76,7 @@ class ListedLinks:
             text = Path(file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeError) as error:
             raise network_error(f"network.file = {file} cannot be read: {error}") from error
-        found: dict[int, tuple[float, float]] = {}
+        costs: dict[int, tuple[float, float]] = {}
         back: dict[int, tuple[float, float]] = {}
         header: list[str] | None = None
         for number, line in enumerate(csv.reader(text.splitlines()), start=1):
@@ -90,22 +90,22 @@ class ListedLinks:
                     raise network_error(f'{where}: expected the header "{",".join(HEADER)}", got "{",".join(fields)}"')
                 continue
             sender, listener, cost = _link(where, fields, nodes)
-            if sender * nodes + listener in found:
+            if sender * nodes + listener in costs:
                 raise network_error(f"{where}: the link from {sender} to {listener} is listed twice")
-            found[sender * nodes + listener] = back[listener * nodes + sender] = cost
-        found = back | found
-        keys = np.array(sorted(found), dtype=np.int64)
-        values = np.array([found[key] for key in keys.tolist()], dtype=np.float64).reshape(-1, 2)
+            costs[sender * nodes + listener] = back[listener * nodes + sender] = cost
+        costs = back | costs
+        keys = np.array(sorted(costs), dtype=np.int64)
+        values = np.array([costs[key] for key in keys.tolist()], dtype=np.float64).reshape(-1, 2)
         return cls(file, nodes, keys, values)
 
     def cost(self, senders: Ids, listeners: Ids) -> LinkTime:
-        wanted = senders * self.nodes + listeners
-        place = np.searchsorted(self.keys, wanted)
-        there = np.zeros(len(wanted), dtype=bool)
+        requested = senders * self.nodes + listeners
+        place = np.searchsorted(self.keys, requested)
+        listed = np.zeros(len(requested), dtype=bool)
         inside = place < len(self.keys)
-        there[inside] = self.keys[place[inside]] == wanted[inside]
-        if not there.all():
-            missing = np.flatnonzero(~there)
+        listed[inside] = self.keys[place[inside]] == requested[inside]
+        if not listed.all():
+            missing = np.flatnonzero(~listed)
             first = int(missing[0])
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise network_error(

@@ -38,19 +38,19 @@ def assign_samples(spec: Spec, dataset: Dataset) -> tuple[list[Tensor], list[Ten
     if asks and not all(len(rest) for _, rest in pairs):
         why = "a series has none" if isinstance(dataset, Series) else f"data.train_fraction = {fraction} leaves none"
         raise FedA2LError(f"{asks[0]} needs held-out samples on every node; {why}", see="partition")
-    return [torch.from_numpy(own) for own, _ in pairs], [torch.from_numpy(rest) for _, rest in pairs]
+    return [torch.from_numpy(train) for train, _ in pairs], [torch.from_numpy(rest) for _, rest in pairs]
 
 
 def own_tests(spec: Spec, dataset: Dataset) -> list[Tensor] | None:
     """Return each node's test samples if the test set is grouped by node, or None: every node uses the whole set."""
     if dataset.test_groups is None or spec.data.partition != "natural":
         return None
-    own = [(dataset.test_groups == node).nonzero().squeeze(1) for node in range(spec.data.nodes)]
-    if empty := [node for node, samples in enumerate(own) if not len(samples)]:
+    tests = [(dataset.test_groups == node).nonzero().squeeze(1) for node in range(spec.data.nodes)]
+    if empty := [node for node, samples in enumerate(tests) if not len(samples)]:
         raise FedA2LError(
             f"{spec.data.name}: node {empty[0]} has no test samples (it is missing from test_groups)", see="partition"
         )
-    return own
+    return tests
 
 
 def count_nodes(spec: Spec, dataset: Dataset) -> int:

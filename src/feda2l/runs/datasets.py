@@ -63,10 +63,10 @@ def load_data(data: DataSpec, folder: str | os.PathLike[str] | None = None) -> D
 def data_key(data: DataSpec) -> Hashable:
     """Return a key that is equal for specs that load the same data."""
     shared = ("path", "target", "node", "columns", "input_length", "horizon", "stride", "test_share")
-    own: list[Any] = [getattr(data, key) for key in shared]
-    own.append(data.partition_seed if data.name in ("folder", "csv") else None)
-    own.append(data.train_fraction if data.forecasts else None)
-    return data.name, *own
+    values: list[Any] = [getattr(data, key) for key in shared]
+    values.append(data.partition_seed if data.name in ("folder", "csv") else None)
+    values.append(data.train_fraction if data.forecasts else None)
+    return data.name, *values
 
 
 def default_model(data: DataSpec, dataset: Dataset) -> str:

@@ -180,11 +180,11 @@ class Pack:
                 self.messages.append(f"{run.plan.name}: searching for the base rate")
                 self._say()
                 with one_thread():
-                    found = search(engine, run)
-                folder.write_json(folder.search, found)
-                low, high = min(found["rates"]), max(found["rates"])
+                    result = search(engine, run)
+                folder.write_json(folder.search, result)
+                low, high = min(result["rates"]), max(result["rates"])
                 rates = f"{low:.3g}" if high < 1.02 * low else f"{low:.3g} to {high:.3g}"
-                cost = mean(found["epochs"]) / assembled.spec.training.epochs
+                cost = mean(result["epochs"]) / assembled.spec.training.epochs
                 self.messages.append(
                     f"{run.plan.name}: base rate {rates} (the search cost as much as {cost:.0f} rounds)"
                 )

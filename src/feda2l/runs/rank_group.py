@@ -96,8 +96,8 @@ class RankGroup:
 
     def decide(self, decision: Decision) -> Decision:
         """Stop if any rank asks to stop. Only the leader's clock decides whether the time is used up."""
-        own = decision if self.leads else Decision(decision.stop, over=False, save=decision.stop)
-        return Decision(*map(bool, self.members.largest(torch.tensor(own, dtype=torch.int64)).tolist()))
+        vote = decision if self.leads else Decision(decision.stop, over=False, save=decision.stop)
+        return Decision(*map(bool, self.members.largest(torch.tensor(vote, dtype=torch.int64)).tolist()))
 
     def _placed(self, run: Assembled) -> Placement:
         if run.faults:

@@ -94,13 +94,13 @@ class Run:
             node = 0
         if node is not None and not 0 <= node < nodes:
             raise FedA2LError(f"--node {node}: must be 0 to {nodes - 1}")
-        there = [0] if alone is not None else self._present(int(saved["round"]))
+        present = [0] if alone is not None else self._present(int(saved["round"]))
         state = {}
         for key, value in saved.items():
             kind, _, name = key.partition(".")
             if kind in ("model", "buffers"):
-                own = value if len(there) == len(value) else value[there]
-                mean = own.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else own[0]
+                rows = value if len(present) == len(value) else value[present]
+                mean = rows.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else rows[0]
                 state[name] = mean if node is None else value[node].clone()
         return state
 
@@ -175,13 +175,13 @@ def run(
     """
     single = isinstance(specs, Spec | Mapping | str | Path)
     listed = [specs] if isinstance(specs, Spec | Mapping | str | Path) else list(specs)
-    wanted = everywhere(lambda: [_spec(spec) for spec in listed])
-    if not wanted:
+    specs_to_run = everywhere(lambda: [_spec(spec) for spec in listed])
+    if not specs_to_run:
         raise FedA2LError("run() needs at least one spec")
     if ranks := here():
         everywhere(lambda: demand_out(out))
         resume = resume or ranks.restarted
-        given = [flat(spec) for spec in wanted]
+        given = [flat(spec) for spec in specs_to_run]
         demand_same(ranks, {f"{i}.{key}": value for i, one in enumerate(given) for key, value in one.items()}, "spec")
         if not ranks.leads:
             from feda2l.runs.follow import follow
@@ -192,7 +192,7 @@ def run(
             return runs[0] if single else runs
     with leading(ranks) as result, Observers(trackers) as observers:
         callbacks = RunCallbacks(on_round, progress, observers=observers)
-        folders, failures = _run(wanted, out, single=single, resume=resume, data=data, callbacks=callbacks)
+        folders, failures = _run(specs_to_run, out, single=single, resume=resume, data=data, callbacks=callbacks)
         result.extend(folder.path for folder in folders)
     if failures and single:
         raise failures[0]
@@ -201,7 +201,7 @@ def run(
 
 
 def _run(
-    wanted: list[Spec],
+    specs_to_run: list[Spec],
     out: str | Path | None,
     *,
     single: bool,
@@ -210,21 +210,21 @@ def _run(
     callbacks: RunCallbacks,
 ) -> tuple[list[RunFolder], list[RunFailed]]:
     """Run specs, grouped into packs. Return their folders and the failures."""
-    folders = _folders(wanted, out, single=single, resume=resume)
+    folders = _folders(specs_to_run, out, single=single, resume=resume)
     group = group_here()
     packs: dict[Any, list[int]] = {}
-    for number, spec in enumerate(wanted):
+    for number, spec in enumerate(specs_to_run):
         packs.setdefault(pack_key(spec), []).append(number)
     loaded: dict[tuple[Hashable, torch.device], Loaded] = {}
     failures: list[RunFailed] = []
     for numbers in packs.values():
-        first = wanted[numbers[0]]
+        first = specs_to_run[numbers[0]]
         with first.at_fault():
             device = find_device(first.runtime)
             place = data_key(first.data), device
             if place not in loaded:
                 loaded[place] = Loaded.of(load_data(first.data, data), device)
-        members = [(wanted[i], folders[i]) for i in numbers]
+        members = [(specs_to_run[i], folders[i]) for i in numbers]
         failures += run_packed(members, loaded[place], resume=resume, callbacks=callbacks, group=group)
     return folders, failures
 

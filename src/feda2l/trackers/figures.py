@@ -18,25 +18,25 @@ def figures(record: RoundRecord) -> dict[str, float]:
     >>> figures({"round": 2, "accuracy": 0.5, "seconds": 1.5, "nodes": nodes, "layers": layers})
     {'accuracy': 0.5, 'seconds': 1.5, 'worst_accuracy': 0.25, 'rate/fc': 0.2}
     """
-    found = {key: value for key, value in record.items() if key != "round" and _is_number(value)}
+    result = {key: value for key, value in record.items() if key != "round" and _is_number(value)}
     for metric, worst in WORST.items():
         if values := known(record["nodes"].get(metric, ())):
-            found[f"worst_{metric}"] = worst(values)
+            result[f"worst_{metric}"] = worst(values)
     layers = record["layers"]
     for key in LAYER_COLUMNS:
         for name, column in zip(layers["name"], zip(*layers.get(key, ()), strict=True), strict=False):
             if values := known(column):
-                found[f"{key}/{name}"] = sum(values) / len(values)
-    return found
+                result[f"{key}/{name}"] = sum(values) / len(values)
+    return result
 
 
 def outcome(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of a run as single values: status, final and best score, rounds to the target."""
     metric = summary.get("metric", "")
-    found = {f"{key}_{metric}": value for key, value in summary.get(metric, {}).items() if _is_number(value)}
+    figures_of_run = {f"{key}_{metric}": value for key, value in summary.get(metric, {}).items() if _is_number(value)}
     if (target := summary.get("target")) and target["round"] is not None:
-        found["rounds_to_target"] = target["round"]
-    return {"status": summary["status"], **found}
+        figures_of_run["rounds_to_target"] = target["round"]
+    return {"status": summary["status"], **figures_of_run}
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -65,11 +65,11 @@ class Follower:
         texts = self._texts()
         if self.closed:
             return False
-        told = {id: self._versioned(id, text, version) for id, text in texts.items()}
-        if told.keys() != self._told.keys() or version == 1:
+        texts_by_run = {id: self._versioned(id, text, version) for id, text in texts.items()}
+        if texts_by_run.keys() != self._told.keys() or version == 1:
             self._ids = version
-        self._told = told
-        if version in (self._ids, *(changed for changed, _ in told.values())):
+        self._told = texts_by_run
+        if version in (self._ids, *(changed for changed, _ in texts_by_run.values())):
             self.version = version  # set last, so that a reader that sees it also sees the new data
         return self.version == version
 

@@ -18,9 +18,9 @@ def heat_of_rounds(rounds: Rounds) -> dict[str, object] | str:
     width = math.ceil(length / BINS)
     bins = math.ceil(length / width)
     edges = np.arange(bins) * width
-    there = np.isfinite(values)
-    sums = np.add.reduceat(np.where(there, values, 0.0), edges, axis=-1)
-    counts = np.add.reduceat(there, edges, axis=-1, dtype=int)
+    finite = np.isfinite(values)
+    sums = np.add.reduceat(np.where(finite, values, 0.0), edges, axis=-1)
+    counts = np.add.reduceat(finite, edges, axis=-1, dtype=int)
     means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
     return {
         "layers": rounds.layers,
@@ -28,5 +28,5 @@ def heat_of_rounds(rounds: Rounds) -> dict[str, object] | str:
         "of": rounds.count,
         "width": width,
         "bins": bins,
-        **{name: packed(own) for name, own in zip(SIGNALS, means, strict=True)},
+        **{name: packed(part) for name, part in zip(SIGNALS, means, strict=True)},
     }

@@ -106,17 +106,17 @@ def joined(nodes: Sequence[Rounds]) -> Rounds:
     """Combine the rounds of a network's nodes into those of one run: each value is the mean over available nodes."""
     whole = Rounds()
     whole.count = len(nodes)
-    whole.metric = next(filter(None, (own.metric for own in nodes)), "")
-    whole.layers = next(filter(None, (own.layers for own in nodes)), [])
-    whole.nodes = [own.nodes[0] if own.nodes else float("nan") for own in nodes]
-    whole.score = _mean([own.score for own in nodes])
-    whole.loss = _mean([own.loss for own in nodes])
-    whole.sent = np.nansum(_table([own.sent for own in nodes]), axis=0).tolist()
+    whole.metric = next(filter(None, (node.metric for node in nodes)), "")
+    whole.layers = next(filter(None, (node.layers for node in nodes)), [])
+    whole.nodes = [node.nodes[0] if node.nodes else float("nan") for node in nodes]
+    whole.score = _mean([node.score for node in nodes])
+    whole.loss = _mean([node.loss for node in nodes])
+    whole.sent = np.nansum(_table([node.sent for node in nodes]), axis=0).tolist()
     whole.distance = [float("nan")] * len(whole.score)  # the consensus distance needs all models
     count = len(whole.layers)
     shown = nodes[: max(1, CELLS // max(1, count))]
     for at in range(len(whole.score)):
-        whole.signals.append(np.concatenate([own.signals_at(at, count) for own in shown], axis=1))
+        whole.signals.append(np.concatenate([node.signals_at(at, count) for node in shown], axis=1))
     return whole
 
 
@@ -126,7 +126,7 @@ def _signals(record: RoundRecord) -> Signals | None:
     if not count:
         return None
     rows = [layers.get(name) or [[None] * count] * nodes for name in SIGNALS]
-    return np.array([own[: max(1, CELLS // count)] for own in rows], dtype=np.float32)
+    return np.array([row[: max(1, CELLS // count)] for row in rows], dtype=np.float32)
 
 
 def _table(columns: Sequence[Sequence[float]]) -> NDArray[np.float64]:

@@ -100,13 +100,13 @@ class WatchedRun:
         score = np.array(rounds.score) if curve is None else curve.score
         distance = np.array(rounds.distance) if curve is None else curve.disagreement
         sent = np.array(rounds.sent) if curve is None else curve.bytes_sent
-        at, there = _thinned(score), _thinned(distance)
+        at, distance_at = _thinned(score), _thinned(distance)
         return {
             "sent": float(np.nansum(sent)),
             "x": (at + 1).tolist(),
             "score": numbers(score[at]),
-            "distance_x": (there + 1).tolist(),
-            "distance": numbers(distance[there]),
+            "distance_x": (distance_at + 1).tolist(),
+            "distance": numbers(distance[distance_at]),
         }
 
     def detail(self) -> dict[str, object]:
@@ -138,10 +138,10 @@ class WatchedRun:
         records = FolderRecords(folder.path)
         self.run = FoundRun(folder.path, _toml(folder.spec), _finished(folder.summary), records)
         self.words, self._curve = "", None
-        own = [config.parent for config in nodes.glob("*/node.toml")] if (nodes / "spec.toml").exists() else []
-        own.sort(key=lambda path: (len(path.name), path.name))  # sorts n2 before n10
-        if [path.name for path in own] != [node.name for node in self.nodes]:
-            self.nodes = [WatchedNode(path.name, path / "state") for path in own]
+        folders = [config.parent for config in nodes.glob("*/node.toml")] if (nodes / "spec.toml").exists() else []
+        folders.sort(key=lambda path: (len(path.name), path.name))  # sorts n2 before n10
+        if [path.name for path in folders] != [node.name for node in self.nodes]:
+            self.nodes = [WatchedNode(path.name, path / "state") for path in folders]
         if self.run.summary:
             self._read_curve()
         return True
