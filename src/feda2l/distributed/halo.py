@@ -38,9 +38,8 @@ class Halo:
     ranks: Ranks
     ids: Ids  # node ids of this rank, ascending
     owner: Ids  # the rank of each node
-    chosen: dict[int, NDArray[np.float64]] = field(
-        default_factory=dict, repr=False
-    )  # weights by phase that replace those of W
+    # weights by phase that replace those of W
+    chosen: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False)
     transfers: dict[int, _Transfers] = field(default_factory=dict, repr=False)
     plans: dict[tuple[int, torch.device, torch.dtype], tuple[Plan, Plan]] = field(default_factory=dict, repr=False)
     known: dict[tuple[int, torch.Size], Tensor] = field(default_factory=dict, repr=False)  # halos fetched in this round

@@ -34,7 +34,7 @@ class RanksLost(RunFailed):
     """Raised when the ranks have lost contact. The job ends."""
 
 
-class _Mistake(NamedTuple):
+class _RemoteError(NamedTuple):
     """An exception of one rank, in the form that is sent to the others."""
 
     kind: type[BaseException]
@@ -94,16 +94,18 @@ class Ranks:
             raise
         except Exception as error:
             failure = error
-        mistakes = self.all(
-            None if failure is None else _Mistake(_known_kind(failure), str(failure), getattr(failure, "__notes__", []))
+        remotes = self.all(
+            None
+            if failure is None
+            else _RemoteError(_known_kind(failure), str(failure), getattr(failure, "__notes__", []))
         )
-        failures = [(rank, mistake) for rank, mistake in enumerate(mistakes) if mistake is not None]
+        failures = [(rank, remote) for rank, remote in enumerate(remotes) if remote is not None]
         if not failures:
             return result
-        first, mistake = failures[0]
+        first, remote = failures[0]
         if failure is None:
-            failure = mistake.kind(f"rank {first}: {mistake.text}")
-            for note in mistake.notes:
+            failure = remote.kind(f"rank {first}: {remote.text}")
+            for note in remote.notes:
                 failure.add_note(note)
         if isinstance(failure, FedA2LError):
             failure.said = not self.leads  # all ranks raise it, only the leader prints it

@@ -33,9 +33,8 @@ def timer_forward(
     """
     names = [name for name, _ in model.named_parameters()]
     tokens = model.head.in_features // model.embed.out_features
-    table = positions(
-        tokens, model.embed.out_features, device, dtype
-    )  # computed here, because a captured step must not create it
+    # computed here, because a captured step must not create it
+    table = positions(tokens, model.embed.out_features, device, dtype)
     chance, heads_of = model.dropout.p, [block.heads for block in model.blocks if isinstance(block, Block)]
     passes = passes or _fastest(model, device, dtype, tokens)
 

@@ -157,10 +157,8 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     EACH: tl.constexpr = (BATCH * HIGH * WIDE + INNER * PARTS - 1) // (INNER * PARTS)  # sum tiles per part
     row, part, tile = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.program_id(0)
-    tap, tile = (
-        tile % (SIDE * SIDE),
-        tile // (SIDE * SIDE),
-    )  # neighbouring programs have different taps and read the same images
+    # neighbouring programs have different taps and read the same images
+    tap, tile = tile % (SIDE * SIDE), tile // (SIDE * SIDE)
     output = tile // (CHANNELS // OUTER) * PLACES + tl.arange(0, PLACES)
     channel = tile % (CHANNELS // OUTER) * OUTER + tl.arange(0, OUTER)
     i, j = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2

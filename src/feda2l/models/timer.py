@@ -144,9 +144,8 @@ class Timer(nn.Module):
         mean = x.mean(dim=1, keepdim=True)
         scale = (x.var(dim=1, keepdim=True, correction=0) + 1e-5).sqrt()
         sequences = ((x - mean) / scale).transpose(1, 2)  # [batch, channels, length]
-        tokens = self.encode(
-            sequences.flatten(0, 1).to(self.embed.weight.dtype)
-        )  # cast after scaling, since the level of the series needs float32
+        # cast after scaling, since the level of the series needs float32
+        tokens = self.encode(sequences.flatten(0, 1).to(self.embed.weight.dtype))
         forecast = self.head(tokens.flatten(-2)) if whole else self.head(tokens).flatten(-2)
         result: Tensor = forecast.unflatten(0, sequences.shape[:2]).transpose(1, 2) * scale + mean
         return result

@@ -53,9 +53,8 @@ class Clock:
 
     def __init__(self, topology: Topology, work: Floats, links: Links, uplinks: Floats) -> None:
         self.topology, self.work, self.uplinks = topology, work, uplinks
-        self.now: Tensor = torch.zeros(
-            topology.nodes, dtype=torch.float64
-        )  # changed in place, so that a checkpoint can restore it
+        # changed in place, so that a checkpoint can restore it
+        self.now: Tensor = torch.zeros(topology.nodes, dtype=torch.float64)
         self._phases = [_Edges.of(phase, links) for phase in topology.period]
 
     @property

@@ -45,9 +45,7 @@ class RunCallbacks:
     on_round: OnRound | None = None
     progress: bool = True  # show a progress bar
     say: Callable[[str], None] | None = None  # prints notes; None prints them above the progress bar
-    over: Callable[[], bool] = lambda: (
-        False
-    )  # called after every round; True stops the pack because its time is used up
+    over: Callable[[], bool] = lambda: False  # called after every round; True stops the pack (time limit)
     observers: Observers = field(default_factory=Observers)
     last_checkpoint: bool = True  # keep the checkpoint of a finished run, to extend the run or to use its models
 
