@@ -365,5 +365,5 @@ def test_a_range_that_holds_no_rate_is_refused(tmp_path, rate_range) -> None:
 
 
 def test_without_unused_samples_there_is_nothing_to_decide_by(tmp_path) -> None:
-    with pytest.raises(FedA2LError, match=r'algorithm.name = "dfedhpo" needs samples .*train_fraction = 1\.0'):
+    with pytest.raises(FedA2LError, match=r'algorithm.name = "dfedhpo" needs held-out samples .*train_fraction = 1\.0'):
         feda2l.run(spec(data={"train_fraction": 1.0}), out=tmp_path / "out", progress=False)

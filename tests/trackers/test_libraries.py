@@ -212,5 +212,5 @@ def test_a_dead_mlflow_server_does_not_affect_the_run(
         run = feda2l.run(SPEC, out=tmp_path / "run", trackers=["mlflow"], progress=False)
     assert run.summary["status"] == "finished"
     said = capsys.readouterr().err
-    assert "mlflow no longer tracks: MlflowException: API request to http://127.0.0.1:" in said
-    assert said.count("no longer tracks") == 1
+    assert "tracker mlflow stopped: MlflowException: API request to http://127.0.0.1:" in said
+    assert said.count("tracker mlflow stopped") == 1

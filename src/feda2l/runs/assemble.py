@@ -341,7 +341,7 @@ def _try_out(spec: Spec, model: nn.Module, loss: Loss, data: Loaded) -> None:
         )
     if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
         raise FedA2LError(
-            f"model.loss = {spec.model.loss!r}: must return a scalar tensor that depends on the model's outputs",
+            f"model.loss = {spec.model.loss!r}: must return one number, a tensor that depends on the outputs",
             see="own-code",
         )
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
