@@ -232,7 +232,7 @@ def test_a_non_finite_run_names_the_place_and_does_not_affect_the_others(tmp_pat
     for number in (0, 2):
         alone = run(specs[number], tmp_path / specs[number]["name"])
         assert differing(packed[number].path, alone) == []
-    with pytest.raises(FedA2LError, match=r"diverged in round \d+: layer fc") as caught:
+    with pytest.raises(FedA2LError, match=r"diverged in round \d+: node \d+, layer fc") as caught:
         run(specs[1], tmp_path / "wild")
     assert caught.value.exit_code == 1
     summary = json.loads((tmp_path / "wild" / "summary.json").read_text())

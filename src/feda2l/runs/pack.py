@@ -294,7 +294,7 @@ def why_non_finite(run: LiveRun) -> str:
     where, rates = run.non_finite, run.state.rates
     assert where is not None
     return (
-        f"{run.plan.name}: the run diverged in round {where.round}: layer {where.layer} of node {where.node} "
+        f"{run.plan.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
         f"has infinite or NaN values; try a smaller rates.base (now {float(rates.base.max()):g})"
     )
 
