@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from feda2l.topology import build, build_mixing
-from feda2l.topology.row import Voice, row_weights
+from feda2l.topology.row import MixingFacts, row_weights
 
 GRAPHS = ("full", "ring", "star", "k_regular", "grid", "directed_ring", "random_out", "erdos_renyi")
 
 
-def _voices(graph, samples):
+def _mixing_facts(graph, samples):
     near = graph.period[0]
     receivers = [sum(node in row for row in near) for node in range(graph.nodes)]
-    return [Voice(node, samples[node], len(near[node]), receivers[node]) for node in range(graph.nodes)]
+    return [MixingFacts(node, samples[node], len(near[node]), receivers[node]) for node in range(graph.nodes)]
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -24,18 +24,18 @@ def test_with_all_present_it_is_the_row_of_the_mixing(name, weights, push):
         pytest.skip("metropolis needs an undirected graph")
     samples = [40 + 37 * node % 101 for node in range(12)]
     mixing = build_mixing(graph, weights, samples, push=push)
-    voices = _voices(graph, samples)
+    mixing_facts = _mixing_facts(graph, samples)
     for node in range(12):
         ids, _ = mixing.row(node)
-        found = row_weights(weights, node, [voices[j] for j in ids], ids, push=push)
+        found = row_weights(weights, node, [mixing_facts[j] for j in ids], ids, push=push)
         assert torch.equal(found, mixing.given(node, 1))
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform", "metropolis"])
 def test_without_some_the_rest_still_sums_to_one(weights):
     graph, samples = build("star", 6), [10, 20, 30, 40, 50, 60]
-    voices = _voices(graph, samples)
-    found = row_weights(weights, 0, voices, {0, 2, 5})
+    mixing_facts = _mixing_facts(graph, samples)
+    found = row_weights(weights, 0, mixing_facts, {0, 2, 5})
     by_hand = {
         "samples": [0.1, 0.3, 0.6],
         "uniform": [1 / 3] * 3,
@@ -45,25 +45,25 @@ def test_without_some_the_rest_still_sums_to_one(weights):
 
 
 def test_a_node_alone_keeps_its_model():
-    voices = _voices(build("ring", 4), [5, 6, 7, 8])
+    mixing_facts = _mixing_facts(build("ring", 4), [5, 6, 7, 8])
     for weights in ("samples", "uniform", "metropolis"):
-        assert row_weights(weights, 1, [voices[0], voices[1], voices[2]], {1}).tolist() == [1.0]
+        assert row_weights(weights, 1, [mixing_facts[0], mixing_facts[1], mixing_facts[2]], {1}).tolist() == [1.0]
 
 
 def test_push_keeps_what_an_absent_node_would_have_got():
-    voices = _voices(build("directed_ring", 4), [1, 1, 1, 1])
-    assert row_weights("uniform", 1, [voices[0], voices[1]], {1}, push=True).tolist() == [1.0]
-    voices = _voices(build("star", 4), [1, 1, 1, 1])
-    assert row_weights("uniform", 0, voices, {0, 1, 3}, push=True).tolist() == [0.5, 0.5, 0.5]
-    assert row_weights("uniform", 1, voices[:2], {0, 1}, push=True).tolist() == [0.25, 0.5]
+    mixing_facts = _mixing_facts(build("directed_ring", 4), [1, 1, 1, 1])
+    assert row_weights("uniform", 1, [mixing_facts[0], mixing_facts[1]], {1}, push=True).tolist() == [1.0]
+    mixing_facts = _mixing_facts(build("star", 4), [1, 1, 1, 1])
+    assert row_weights("uniform", 0, mixing_facts, {0, 1, 3}, push=True).tolist() == [0.5, 0.5, 0.5]
+    assert row_weights("uniform", 1, mixing_facts[:2], {0, 1}, push=True).tolist() == [0.25, 0.5]
 
 
 def test_push_loses_no_mass_where_absence_is_mutual():
     graph = build("erdos_renyi", 12, p=0.4, seed=3)
-    voices, there = _voices(graph, [1] * 12), set(range(2, 12))
+    mixing_facts, there = _mixing_facts(graph, [1] * 12), set(range(2, 12))
     given = torch.zeros(12, dtype=torch.float64)
     for node in there:
         closed = sorted([node, *graph.neighbours(node)])
         ids = [j for j in closed if j in there]
-        given[ids] += row_weights("uniform", node, [voices[j] for j in closed], there, push=True)
+        given[ids] += row_weights("uniform", node, [mixing_facts[j] for j in closed], there, push=True)
     torch.testing.assert_close(given[2:], torch.ones(10, dtype=torch.float64))

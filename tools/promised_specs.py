@@ -145,8 +145,21 @@ GRAPHS = {name: {"name": name, **keys} for name, keys in GRAPHS.items()}
 GRAPHS |= {name: {"name": "file", "file": f"{name}.txt"} for name in ("edges", "matrix")}
 DIRECTED = ("exponential", "one_peer_exponential", "directed_ring", "random_out", "matrix")
 EIGHT = {"nodes": 8, "alpha": 1.0}
-SERIES = {"name": "csv", "path": "sites.csv", "node": "site", "partition": "natural", "input_length": 24, "horizon": 6}
-TABLE = {"name": "csv", "path": "patients.csv", "target": "risk", "node": "hospital", "partition": "natural"}
+SERIES = {
+    "name": "csv",
+    "path": "sites.csv",
+    "node_column": "site",
+    "partition": "natural",
+    "input_length": 24,
+    "horizon": 6,
+}
+TABLE = {
+    "name": "csv",
+    "path": "patients.csv",
+    "target_column": "risk",
+    "node_column": "hospital",
+    "partition": "natural",
+}
 NORMED, FROZEN, FORECASTER = (f"promised_models:{name}" for name in ("Normed", "PartlyFrozen", "Forecaster"))
 SLOW = {"compute_ms": 2.0, "speed": "phones", "links": "mobile"}
 HALF = {**SLOW, "participation": 0.5}
@@ -342,8 +355,10 @@ def _simulator() -> list[Job]:
                 "per-node-full": spec(model={"name": "mlp", "init": "per_node"}, topology="full"),
                 "per-node-convolution": spec(model={"name": "small_cnn", "init": "per_node"}, rounds=3),
                 "frozen": spec(model=FROZEN),
-                "start": spec(model={"name": FROZEN, "start": "start.safetensors"}),
-                "start-fresh": spec(model={"name": FROZEN, "start": "start.safetensors", "fresh": ["3"]}),
+                "start": spec(model={"name": FROZEN, "initial_weights": "start.safetensors"}),
+                "start-fresh": spec(
+                    model={"name": FROZEN, "initial_weights": "start.safetensors", "reinitialize": ["3"]}
+                ),
                 "freeze": spec(model={"name": "small_cnn", "freeze": ["conv1"]}, rounds=3),
                 # a residual network takes seconds: two nodes, one step per round and one evaluation
                 "resnet18": spec(
@@ -422,7 +437,7 @@ def _data() -> list[Job]:
             "table",
             {
                 "natural": spec(data=TABLE, training={"batch_size": 8}),
-                "dealt": spec(data=TABLE | {"partition": "iid", "nodes": 3, "columns": ["age"]}),
+                "dealt": spec(data=TABLE | {"partition": "iid", "nodes": 3, "feature_columns": ["age"]}),
                 "both": spec(data=TABLE, evaluation={"on": "both"}, training={"batch_size": 8}, topology="full"),
             },
         ),
@@ -436,7 +451,7 @@ def _data() -> list[Job]:
                 "cluster": spec(data=SERIES | {"partition": "cluster", "nodes": 3, "alpha": 1.0, "clusters": 4}, **own),
                 "iid": spec(data=SERIES | {"partition": "iid", "nodes": 4}, **own),
                 "mae": spec(
-                    data=SERIES | {"stride": 2, "columns": ["flow"]}, model={"name": FORECASTER, "loss": "mae"}
+                    data=SERIES | {"stride": 2, "feature_columns": ["flow"]}, model={"name": FORECASTER, "loss": "mae"}
                 ),
                 "target": spec(data=SERIES, model=FORECASTER, evaluation={"target": 0.9}),
                 "timer": spec(data=SERIES | {"stride": 8, "partition": "iid", "nodes": 2}, model="timer", rounds=2),

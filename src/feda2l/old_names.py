@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 # key of a spec -> its new name
-SPEC_KEYS: dict[str, str] = {}
+SPEC_KEYS = {
+    "data.node": "data.node_column",
+    "data.target": "data.target_column",
+    "data.columns": "data.feature_columns",
+    "data.test_share": "data.test_fraction",
+    "model.start": "model.initial_weights",
+    "model.start_sha256": "model.initial_weights_sha256",
+    "model.fresh": "model.reinitialize",
+}
 # column or key of a round's record -> its new name
 RECORD_KEYS = {"sigma": "divergence", "zeta": "stability", "heard": "received"}
 # key or value of a run's summary -> its new name
@@ -30,7 +38,11 @@ def current_summary(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def current_spec(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of an old run folder with the present keys."""
+    """The spec of an old run folder with the present keys.
+
+    >>> current_spec({"seed": 1, "model": {"name": "cnn", "start": "weights.safetensors"}})
+    {'seed': 1, 'model': {'name': 'cnn', 'initial_weights': 'weights.safetensors'}}
+    """
     return {
         section: (
             {SPEC_KEYS.get(f"{section}.{key}", f".{key}").partition(".")[2]: value for key, value in table.items()}

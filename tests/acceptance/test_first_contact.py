@@ -54,7 +54,7 @@ def all_keys() -> set[str]:
     [
         [],
         ["data.name=exchange_rate"],
-        ['data.name="csv"', 'data.path="t.csv"', 'data.columns=["a", "b"]', "rates.window=4", "rounds=7"],
+        ['data.name="csv"', 'data.path="t.csv"', 'data.feature_columns=["a", "b"]', "rates.window=4", "rounds=7"],
         ["algorithm.name=fedprox", "algorithm.mu=0.1", "faults=plan.toml"],
         ["network.participation=0.5"],
     ],

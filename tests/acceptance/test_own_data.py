@@ -41,7 +41,7 @@ def table(folder: Path) -> dict[str, Any]:
         lines.append(f"{width:.4f},{height:.4f},{('iris', 'rose', 'tulip')[kind]},{SITES[number // 100]}")
     folder.mkdir(exist_ok=True)
     (folder / "flowers.csv").write_text("\n".join(lines))
-    return {"name": "csv", "path": str(folder / "flowers.csv"), "target": "kind", "node": "site"}
+    return {"name": "csv", "path": str(folder / "flowers.csv"), "target_column": "kind", "node_column": "site"}
 
 
 def waves(folder: Path) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def waves(folder: Path) -> dict[str, Any]:
             lines.append(f"{site},{(level + 3) * 10**number:.4f},{'' if t == 50 else f'{flow:.4f}'}")
     folder.mkdir(exist_ok=True)
     (folder / "river.csv").write_text("\n".join(lines))
-    series = {"name": "csv", "path": str(folder / "river.csv"), "node": "site", "input_length": 16, "horizon": 4}
+    series = {"name": "csv", "path": str(folder / "river.csv"), "node_column": "site", "input_length": 16, "horizon": 4}
     return {**series, "stride": 2}
 
 
@@ -234,20 +234,26 @@ def test_data_with_named_nodes_can_be_partitioned_differently(own: Path) -> None
         ({"data.name": "csv"}, 'data.path is missing: data.name = "csv" needs it'),
         ({"data.name": "folder", "data.path": "nowhere"}, "nowhere/train is not a folder; expected FOLDER/train/CLASS"),
         ({"data.name": "csv", "data.path": "no.csv"}, "no.csv cannot be read: No such file or directory"),
-        ({"data.name": "csv", "data.path": "no.csv", "data.target": "x"}, "no.csv cannot be read: No such file"),
+        ({"data.name": "csv", "data.path": "no.csv", "data.target_column": "x"}, "no.csv cannot be read: No such file"),
         ({"data.name": "cvs"}, "data.name = 'cvs' is unknown; did you mean 'csv'"),
-        ({"table.target": "knd"}, "own/flowers.csv has no column 'knd'; did you mean 'kind'"),
-        ({"table.node": "sites"}, "own/flowers.csv has no column 'sites'; did you mean 'site'"),
-        ({"table.columns": ["depth"]}, "own/flowers.csv has no column 'depth'"),
-        ({"table.columns": ["site"]}, "own/flowers.csv, line 2, column 'site': expected a number, found 'north'"),
+        ({"table.target_column": "knd"}, "own/flowers.csv has no column 'knd'; did you mean 'kind'"),
+        ({"table.node_column": "sites"}, "own/flowers.csv has no column 'sites'; did you mean 'site'"),
+        ({"table.feature_columns": ["depth"]}, "own/flowers.csv has no column 'depth'"),
+        (
+            {"table.feature_columns": ["site"]},
+            "own/flowers.csv, line 2, column 'site': expected a number, found 'north'",
+        ),
         ({"table.nodes": 7}, "these data come from 3 nodes, got nodes = 7"),
         ({"table.model": "timer"}, "model.name = 'timer'"),
         ({"table.model": "cnn"}, "model.name = 'cnn'"),
         ({"table.model": "own_corners:Net"}, "model.name = 'own_corners:Net'"),
         ({"table.partition": "time"}, 'data.partition = "time" needs a time series; csv is not one'),
-        ({"series.node": "sites"}, "own/river.csv has no column 'sites'; did you mean 'site'"),
-        ({"series.columns": ["speed"]}, "own/river.csv has no column 'speed'; known: site, level, flow"),
-        ({"series.node": None}, "river.csv, line 2, column 'site': expected a number or an empty cell, found 'north';"),
+        ({"series.node_column": "sites"}, "own/river.csv has no column 'sites'; did you mean 'site'"),
+        ({"series.feature_columns": ["speed"]}, "own/river.csv has no column 'speed'; known: site, level, flow"),
+        (
+            {"series.node_column": None},
+            "river.csv, line 2, column 'site': expected a number or an empty cell, found 'north';",
+        ),
         ({"series.horizon": 500}, "river: north has no train window of 16 + 500 rows"),
         ({"series.model": "mlp"}, "model.name = 'mlp'"),
         (

@@ -64,7 +64,7 @@ def test_a_channel_that_never_changes_is_normalised_to_zero(tmp_path: Path) -> N
             path = tmp_path / "train" / own / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (2, 2), (100, 10 * number, 0)).save(path)
-    images = folder.load(tmp_path, test_share=0.5)
+    images = folder.load(tmp_path, test_fraction=0.5)
     assert images.std[0] == images.std[2] == 1
     assert images.normalise(images.train_x)[:, 0].abs().max() < 1e-6
 
@@ -74,18 +74,18 @@ def test_without_a_test_part_a_share_of_each_class_is_held_out(
 ) -> None:
     drawn = pets(tmp_path, test=False)
     draw(tmp_path / "train" / "bird" / "0.png")
-    images = folder.load(tmp_path, test_share=0.4, seed=3)
+    images = folder.load(tmp_path, test_fraction=0.4, seed=3)
     assert f"{tmp_path} has no folder test: 4 of 11 pictures, 0.4 of each class (seed 3)" in capfd.readouterr().err
     assert torch.bincount(images.train_y).tolist() == [1, 3, 3]  # the only bird is left to training
     assert torch.bincount(images.test_y).tolist() == [0, 2, 2]
-    again, other = folder.load(tmp_path, test_share=0.4, seed=3), folder.load(tmp_path, test_share=0.4, seed=4)
+    again, other = folder.load(tmp_path, test_fraction=0.4, seed=3), folder.load(tmp_path, test_fraction=0.4, seed=4)
     assert torch.equal(images.test_x, again.test_x)
     assert not torch.equal(images.test_x, other.test_x)
     found = {tuple(x.flatten().tolist()) for x in torch.cat([images.train_x, images.test_x])}
     assert found >= {tuple(x.flatten().tolist()) for x in drawn.values()}
     for share in (0, 1, 1.5):
         with pytest.raises(FedA2LError, match=r"test_share = .*between 0 and 1"):
-            folder.load(tmp_path, test_share=share)
+            folder.load(tmp_path, test_fraction=share)
 
 
 def write_nodes(root: Path, owners: dict[str, str], heading: str = "path,node") -> None:

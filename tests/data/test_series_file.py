@@ -69,7 +69,8 @@ def test_columns_can_be_chosen_and_the_time_left_out(tmp_path: Path) -> None:
     assert series.channels == 1
     words = (
         rf"{path}, line 2, column 'time': expected a number or an empty cell, found '2024-01-01 00:00'; if this "
-        r"column is not to be forecast, list the columns to forecast in data.columns, or remove it from the file"
+        r"column is not to be forecast, list the columns to forecast in data.feature_columns, or remove it from "
+        r"the file"
     )
     with pytest.raises(FedA2LError, match=words):
         series_file.load(path, lengths=LENGTHS)

@@ -46,7 +46,7 @@ def _commas(path: Path) -> Path:
 def test_other_columns_are_features_and_a_share_is_held_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "own.csv"
     path.write_text("x;y;label\n" + "".join(f"{n};{n * n};{n % 3 * 5}\n" for n in range(30)))
-    found = table.load(path, "label", delimiter=";", test_share=0.3, seed=1)
+    found = table.load(path, "label", delimiter=";", test_fraction=0.3, seed=1)
     assert f"{path}: 9 of 30 rows, 0.3 of each class (seed 1), are held out for the test" in capfd.readouterr().err
     assert found.features == ("x", "y")
     assert found.class_names == ("0", "5", "10")  # numbers in their own order
@@ -57,7 +57,7 @@ def test_other_columns_are_features_and_a_share_is_held_out(tmp_path: Path, capf
     labels = torch.cat([found.train_y, found.test_y]).tolist()
     rows = sorted(zip(np.rint(x[:, 0]).astype(int).tolist(), labels, strict=True))
     assert rows == [(n, n % 3) for n in range(30)]
-    assert torch.equal(found.test_x, table.load(path, "label", delimiter=";", test_share=0.3, seed=1).test_x)
+    assert torch.equal(found.test_x, table.load(path, "label", delimiter=";", test_fraction=0.3, seed=1).test_x)
 
 
 def test_a_large_mean_and_a_constant_do_no_harm(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_nodes_and_features_must_be_there(path: Path) -> None:
         table.load(path, "colour", node="site")
     path.write_text(PLAIN.replace("7,blue,5,a", "7,blue,5,c"))
     with pytest.raises(FedA2LError, match=r"node '[abc]' has no training sample"):
-        table.load(path, "colour", node="site", test_share=0.5)
+        table.load(path, "colour", node="site", test_fraction=0.5)
 
 
 def test_a_class_that_is_only_in_the_test_part_is_named(path: Path, tmp_path: Path) -> None:

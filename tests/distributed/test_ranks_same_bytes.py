@@ -101,7 +101,13 @@ def test_nodes_with_their_own_test_samples_have_the_same_bytes(tmp_path, topolog
     for site in range(5):
         lines += [f"{site},{(site + 1) * sin(hour / (4 + site)):.4f}" for hour in range(300)]
     (tmp_path / "sites.csv").write_text("\n".join(lines))
-    data = {"name": "csv", "path": str(tmp_path / "sites.csv"), "node": "site", "input_length": 24, "horizon": 12}
+    data = {
+        "name": "csv",
+        "path": str(tmp_path / "sites.csv"),
+        "node_column": "site",
+        "input_length": 24,
+        "horizon": 12,
+    }
     own = spec(topology=topology, model={"name": "users_models:Forecaster"}) | {"data": data}
     check({"sites": own}, 2, tmp_path)
 

@@ -77,36 +77,36 @@ def test_a_late_message_is_ignored_by_all_receivers(schedule):
 
 def test_the_mean_of_a_return_matches_a_hand_calculation(schedule):
     found = schedule("crash node=1 round=2", "restart node=1 round=4", "hang node=3 round=2")
-    assert set(found.comebacks(3)) == {3}
-    hung = found.comebacks(3)[3]  # its own message and those of both neighbours of round 2
+    assert set(found.rejoining_nodes(3)) == {3}
+    hung = found.rejoining_nodes(3)[3]  # its own message and those of both neighbours of round 2
     assert (hung.kind, hung.ids) == ("with_own", (2, 3, 4))
     torch.testing.assert_close(hung.weights, torch.tensor([30, 40, 50], dtype=torch.float64) / 120)
-    dead = found.comebacks(4)[1]
+    dead = found.rejoining_nodes(4)[1]
     assert (dead.kind, dead.ids) == ("without_own", (0, 2))
     torch.testing.assert_close(dead.weights, torch.tensor([1 / 4, 3 / 4], dtype=torch.float64))
-    assert not found.comebacks(5)
+    assert not found.rejoining_nodes(5)
 
 
 @pytest.mark.parametrize(("weights", "push"), [("uniform", False), ("metropolis", False), ("uniform", True)])
 def test_the_weights_of_a_return_sum_to_one(schedule, weights, push):
     found = schedule("crash node=1 round=2", "restart node=1 round=3", name="star", weights=weights, push=push)
-    assert found.comebacks(3)[1].ids == (0,)
-    assert found.comebacks(3)[1].weights.tolist() == [1.0]
+    assert found.rejoining_nodes(3)[1].ids == (0,)
+    assert found.rejoining_nodes(3)[1].weights.tolist() == [1.0]
     middle = schedule("crash node=0 round=2", "restart node=0 round=3", name="star", weights=weights, push=push)
-    torch.testing.assert_close(middle.comebacks(3)[0].weights, torch.full((4,), 1 / 4, dtype=torch.float64))
+    torch.testing.assert_close(middle.rejoining_nodes(3)[0].weights, torch.full((4,), 1 / 4, dtype=torch.float64))
 
 
 def test_blocked_messages_are_not_used_on_return(schedule):
     """A fault of round 2 also blocks the messages of round 2 that a node requests at the start of round 3."""
     found = schedule("hang node=1 round=2", "drop node=0 round=2", "crash node=2 round=3")
-    assert found.comebacks(3)[1].ids == (1, 2)  # 2 dies in round 3, but has published its message of round 2
+    assert found.rejoining_nodes(3)[1].ids == (1, 2)  # 2 dies in round 3, but has published its message of round 2
     nobody = schedule("hang node=1 round=2", "drop node=0 round=2", "crash node=2 round=2")
-    assert not nobody.comebacks(3)  # the node continues from its own state
+    assert not nobody.rejoining_nodes(3)  # the node continues from its own state
 
 
 def test_a_node_that_never_published_uses_only_other_messages(schedule):
     found = schedule("hang node=1 round=1")
-    assert found.comebacks(2)[1].ids == (0, 2)
+    assert found.rejoining_nodes(2)[1].ids == (0, 2)
 
 
 def test_a_large_network_stays_sparse(plan):

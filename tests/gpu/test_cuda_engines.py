@@ -92,7 +92,7 @@ def test_a_float64_round_matches_the_cpu(optimizer: str) -> None:
 
 
 def _float64_engine(run: Assembled, population: Population) -> Engine:
-    from feda2l.engines.engine import Rows
+    from feda2l.engines.engine import RowEngine
 
     member = run.live.plan.member
     normalise = member.training.samples.normalise
@@ -100,7 +100,7 @@ def _float64_engine(run: Assembled, population: Population) -> Engine:
         samples = replace(member.training.samples, normalise=lambda x: normalise(x).double())
         object.__setattr__(member.training, "samples", samples)
         object.__setattr__(member, "test", replace(member.test, normalise=lambda x: normalise(x).double()))
-        return Rows(run.model, population, [member])
+        return RowEngine(run.model, population, [member])
     from feda2l.engines.cuda_graphs import CudaGraphs
 
     return CudaGraphs(run.model, population, [member])

@@ -37,7 +37,7 @@ def series(tmp_path: Path) -> dict[str, Any]:
             wave = math.sin(moment / (5 + site))
             lines.append(f"site {site},{wave + moment / 100:.4f},{math.cos(moment / 9) * (site + 1):.4f}")
     (tmp_path / "waves.csv").write_text("\n".join(lines) + "\n")
-    own = {"name": "csv", "path": str(tmp_path / "waves.csv"), "node": "site", "input_length": 32, "horizon": 8}
+    own = {"name": "csv", "path": str(tmp_path / "waves.csv"), "node_column": "site", "input_length": 32, "horizon": 8}
     return {
         "data": own,
         "model": {"name": f"{__name__}:Plain"},

@@ -42,7 +42,7 @@ def rows(simulator) -> list[dict[str, torch.Tensor]]:
 
 def test_every_node_starts_from_the_file(start, file):
     expected = load_file(file)
-    for row in rows(start(spec(start=file))):
+    for row in rows(start(spec(initial_weights=file))):
         assert row.keys() == expected.keys()
         assert all(torch.equal(row[name], expected[name]) for name in row)
 
@@ -51,14 +51,14 @@ def test_a_fresh_head_is_initialised_from_the_seed(start, tmp_path):
     path = tmp_path / "other-classes.safetensors"
     expected = pretrained(path, classes=7)
     drawn = rows(start(spec()))[0]
-    for row in rows(start(spec(start=str(path), fresh=["fc3"]))):
+    for row in rows(start(spec(initial_weights=str(path), reinitialize=["fc3"]))):
         for name in row:
             assert torch.equal(row[name], drawn[name] if name.startswith("fc3") else expected[name])
 
 
 def test_frozen_layers_keep_their_values_and_are_not_sent(tmp_path, file):
     given = load_file(file)
-    run = feda2l.run(spec(start=file, freeze=["fc1"]), out=tmp_path / "run", progress=False)
+    run = feda2l.run(spec(initial_weights=file, freeze=["fc1"]), out=tmp_path / "run", progress=False)
     model = run.model(node=1).state_dict()
     kept = {name for name in given if torch.equal(given[name], model[name])}
     assert kept == {"fc1.weight", "fc1.bias"}
@@ -88,7 +88,7 @@ class Net(nn.Sequential):
     state = {name: torch.randn(shape) / 8 for name, shape in (("1.weight", (12, 64)), ("1.bias", (12,)))}
     state |= {"3.weight": torch.randn(10, 12) / 8, "3.bias": torch.zeros(10)}
     save_file(state, tmp_path / "start")
-    settings = BASE | {"model": {"name": name, "start": str(tmp_path / "start")}}
+    settings = BASE | {"model": {"name": name, "initial_weights": str(tmp_path / "start")}}
     model = feda2l.run(settings, out=tmp_path / "run", progress=False).model().state_dict()
     assert [name for name in state if torch.equal(state[name], model[name])] == ["1.weight", "1.bias"]
 
@@ -98,21 +98,21 @@ def test_an_exported_model_can_start_another_run(start, tmp_path):
 
     run = feda2l.run(spec(), out=tmp_path / "first", progress=False)
     export(run.path, out=tmp_path / "model.safetensors")
-    row = rows(start(spec(start=str(tmp_path / "model.safetensors"))))[0]
+    row = rows(start(spec(initial_weights=str(tmp_path / "model.safetensors"))))[0]
     assert all(torch.equal(value, row[name]) for name, value in run.model().state_dict().items())
 
 
 def test_the_resolved_spec_pins_the_file(tmp_path, file):
-    run = feda2l.run(spec(start=file), out=tmp_path / "run", progress=False)
-    assert run.spec.model.start_sha256 is not None
+    run = feda2l.run(spec(initial_weights=file), out=tmp_path / "run", progress=False)
+    assert run.spec.model.initial_weights_sha256 is not None
     again = feda2l.run(run.spec, out=tmp_path / "again", progress=False)
     assert (again.path / "rounds.jsonl").read_bytes() == (run.path / "rounds.jsonl").read_bytes()
     pretrained(Path(file), classes=10)
     save_file({name: value + 1 for name, value in load_file(file).items()}, file)
-    with pytest.raises(FedA2LError, match=r'has sha256 .*, expected model.start_sha256 = "'):
+    with pytest.raises(FedA2LError, match=r'has sha256 .*, expected model.initial_weights_sha256 = "'):
         feda2l.run(run.spec, out=tmp_path / "third", progress=False)
-    with pytest.raises(FedA2LError, match=r"model.start_sha256: '"):
-        feda2l.run(spec(start=file) | {"rounds": 3}, out=tmp_path / "run", resume=True, progress=False)
+    with pytest.raises(FedA2LError, match=r"model.initial_weights_sha256: '"):
+        feda2l.run(spec(initial_weights=file) | {"rounds": 3}, out=tmp_path / "run", resume=True, progress=False)
 
 
 def test_invalid_files_and_patterns_raise_errors(tmp_path, file):
@@ -121,17 +121,23 @@ def test_invalid_files_and_patterns_raise_errors(tmp_path, file):
             feda2l.run(spec(**model), out=tmp_path / "run", progress=False)
         assert not (tmp_path / "run" / "rounds.jsonl").exists()
 
-    words("cannot be read: No such file", start="nowhere.safetensors")
-    words("model.fresh: no layer is named 'tail", start=file, fresh=["tail*"])
+    words("cannot be read: No such file", initial_weights="nowhere.safetensors")
+    words("model.reinitialize: no layer is named 'tail", initial_weights=file, reinitialize=["tail*"])
     words("model.freeze: no layer is named 'con\\*'; the layers are fc1, fc2, fc3", freeze=["con*"])
     words("no trainable parameter", freeze=["*"])
-    words("model.fresh needs model.start", fresh=["head"])
-    words("gives all nodes the same start", start=file, init="per_node")
+    words("model.reinitialize needs model.initial_weights", reinitialize=["head"])
+    words("gives all nodes the same start", initial_weights=file, init="per_node")
     (tmp_path / "text").write_text("weights")
-    words("is not a safetensors file .*save_file", start=str(tmp_path / "text"))
+    words("is not a safetensors file .*save_file", initial_weights=str(tmp_path / "text"))
     pretrained(tmp_path / "seven", classes=7)
-    words(r"has wrong shapes for fc3.weight \(is \[7, 64\], should be \[10, 64\]\)", start=str(tmp_path / "seven"))
+    words(
+        r"has wrong shapes for fc3.weight \(is \[7, 64\], should be \[10, 64\]\)",
+        initial_weights=str(tmp_path / "seven"),
+    )
     state = load_file(file)
     state["extra.weight"] = state.pop("fc3.bias")
     save_file(state, tmp_path / "renamed")
-    words("lacks fc3.bias; has the unknown tensors extra.weight; .*model.fresh", start=str(tmp_path / "renamed"))
+    words(
+        "lacks fc3.bias; has the unknown tensors extra.weight; .*model.reinitialize",
+        initial_weights=str(tmp_path / "renamed"),
+    )

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feda2l.engines.engine import Rows, Score, ScoreJob
+from feda2l.engines.engine import RowEngine, Score, ScoreJob
 from feda2l.engines.stacked import Stacked
 from feda2l.models import build
 from feda2l.round.compare import compare
@@ -104,7 +104,7 @@ def test_stacked_engine_matches_the_rows_engine(start, module, model, optimizer,
     settings = spec(model, optimizer=optimizer, weight_decay=weight_decay, drop_last=False)
     stacked = train(start(settings), list(range(NODES)))
     simulator = start(settings | {"runtime": {"engine": "rows"}})
-    assert isinstance(simulator.engine, Rows)
+    assert isinstance(simulator.engine, RowEngine)
     for row, values in train(simulator, list(range(NODES))).items():
         for kind, value in values.items():
             torch.testing.assert_close(stacked[row][kind], value, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feda2l.engines.engine import EVALUATION_BATCH, Rows, ScoreJob, recalibrate_statistics
+from feda2l.engines.engine import EVALUATION_BATCH, RowEngine, ScoreJob, recalibrate_statistics
 from feda2l.round.population import point
 from feda2l.round.train import in_half
 from feda2l.simulate.loop import RoundLoop
@@ -51,7 +51,7 @@ def simulator(start, precision: str, **more) -> RoundLoop:
     return start(spec | more)
 
 
-def whole_model(engine: Rows, row: int) -> nn.Module:
+def whole_model(engine: RowEngine, row: int) -> nn.Module:
     """Return the model of a row as a separate module."""
     population = engine.population
     buffers = {name: values[row].clone() for name, values in population.buffers.items()}

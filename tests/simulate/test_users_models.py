@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import feda2l
-from feda2l.engines.engine import Rows
+from feda2l.engines.engine import RowEngine
 from feda2l.engines.stacked import Stacked, is_perceptron
 from feda2l.models import build
 from first_models import start_of
@@ -215,7 +215,7 @@ def test_a_sequential_with_hooks_or_subclasses_is_trained_correctly(start, modul
     """`auto` uses the stacked engine for plain perceptrons only. Selecting it by name is also correct."""
     settings = spec(f"{module(source)}:Net", rounds=1)
     simulator = start(settings)
-    assert isinstance(simulator.engine, Rows)
+    assert isinstance(simulator.engine, RowEngine)
     template = start_of(settings)
     expected = plain_rounds(simulator, template, rounds=1)
     batched = start(settings | {"runtime": {"engine": "batched"}})

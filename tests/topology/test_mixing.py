@@ -116,8 +116,8 @@ def test_equal_rows_are_computed_once() -> None:
         assert full.groups().tolist() == [0] * 49
     assert mixing("ring", 3).groups().tolist() == [0, 0, 0]
     assert mixing("ring", 5).groups().tolist() == [0, 1, 2, 3, 4]
-    twins = build_mixing(build("star", 3), "uniform", [1, 1, 1])
-    assert twins.groups().tolist() == [0, 1, 2]
+    identical_runs = build_mixing(build("star", 3), "uniform", [1, 1, 1])
+    assert identical_runs.groups().tolist() == [0, 1, 2]
 
 
 def test_wrong_matrices() -> None:

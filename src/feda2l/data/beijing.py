@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from feda2l.data.csv_table import CsvTable, parse_csv
 from feda2l.data.download import Archive, File, locate
 from feda2l.data.errors import damaged_data_error
-from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_windows
+from feda2l.data.series import Lengths, Series, SeriesValues, Site, assemble, split_windows
 from feda2l.errors import FedA2LError
 
 DATASET = "beijing_air_quality"
@@ -107,7 +107,7 @@ class Station(NamedTuple):
     """The complete hours of a station, as hours since 1970, and their values [hours, variates]."""
 
     hours: NDArray[np.int64]
-    values: Rows
+    values: SeriesValues
 
 
 def _station(table: CsvTable) -> Station:

@@ -20,7 +20,7 @@ _LAYOUT = "expected FOLDER/train/CLASS/PICTURE and, for the test set, FOLDER/tes
 
 
 def load(
-    path: str | os.PathLike[str], *, test_share: float = 0.2, seed: int = 0, processes: int | None = None
+    path: str | os.PathLike[str], *, test_fraction: float = 0.2, seed: int = 0, processes: int | None = None
 ) -> Images:
     """Load the pictures of a folder, ordered by class and then by file name.
 
@@ -50,9 +50,9 @@ def load(
         tested = np.repeat([False, True], [len(names), len(own)])
         names, labels = names + own, np.concatenate([labels, known])
     else:
-        tested = hold_out(labels, share=test_share, seed=seed)
+        tested = hold_out(labels, share=test_fraction, seed=seed)
         say(
-            f"{root} has no folder test: {tested.sum():,} of {len(names):,} pictures, {test_share:g} of each class "
+            f"{root} has no folder test: {tested.sum():,} of {len(names):,} pictures, {test_fraction:g} of each class "
             f"(seed {seed}), are held out for the test set"
         )
     trained = ~tested

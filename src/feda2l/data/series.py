@@ -11,7 +11,7 @@ from torch import Tensor
 
 from feda2l.errors import FedA2LError
 
-Rows = NDArray[np.float64]
+SeriesValues = NDArray[np.float64]
 Starts = NDArray[np.int64]
 Part = Literal["train", "test"]
 Forecast = Callable[[Tensor], Tensor]
@@ -206,7 +206,7 @@ class Site(NamedTuple):
     """One node before scaling: its rows [rows, channels] in the units of the file (NaN if missing) and its windows."""
 
     name: str
-    rows: Rows
+    rows: SeriesValues
     split: Split
 
 

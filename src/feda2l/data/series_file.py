@@ -11,7 +11,7 @@ import numpy as np
 from feda2l.data.csv_table import CsvTable, read_csv
 from feda2l.data.errors import own_data_error
 from feda2l.data.labels import distinct, numbered
-from feda2l.data.series import Lengths, Rows, Series, Site, assemble, split_windows
+from feda2l.data.series import Lengths, Series, SeriesValues, Site, assemble, split_windows
 from feda2l.errors import FedA2LError
 
 __all__ = ["load"]
@@ -59,7 +59,7 @@ def load(
     return assemble(place.stem, sites, wanted, given)
 
 
-def _numbers(columns: CsvTable, wanted: tuple[str, ...], *, chosen: bool) -> Rows:
+def _numbers(columns: CsvTable, wanted: tuple[str, ...], *, chosen: bool) -> SeriesValues:
     """The variates as numbers. Unless the user chose the columns, the error says how to choose them."""
     try:
         return columns.numbers(wanted, missing=_MISSING)
@@ -67,6 +67,6 @@ def _numbers(columns: CsvTable, wanted: tuple[str, ...], *, chosen: bool) -> Row
         if chosen:
             raise
         raise own_data_error(
-            f"{error}; if this column is not to be forecast, list the columns to forecast in data.columns, or "
-            "remove it from the file (a column that names the site of a line goes into data.node)"
+            f"{error}; if this column is not to be forecast, list the columns to forecast in data.feature_columns, or "
+            "remove it from the file (a column that names the site of a line goes into data.node_column)"
         ) from error

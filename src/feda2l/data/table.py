@@ -40,7 +40,7 @@ def load(
     node: str | None = None,
     features: Sequence[str] | None = None,
     test: str | os.PathLike[str] | None = None,
-    test_share: float = 0.2,
+    test_fraction: float = 0.2,
     seed: int = 0,
     delimiter: str = ",",
 ) -> Table:
@@ -70,9 +70,9 @@ def load(
         raise own_data_error(f"{place}, column {target!r}: {names[0]!r} is the only class; at least two are needed")
     labels = numbered(words, names)
     if test is None:
-        tested = hold_out(labels, share=test_share, seed=seed)
+        tested = hold_out(labels, share=test_fraction, seed=seed)
         say(
-            f"{place}: {tested.sum():,} of {len(labels):,} rows, {test_share:g} of each class (seed {seed}), are held "
+            f"{place}: {tested.sum():,} of {len(labels):,} rows, {test_fraction:g} of each class (seed {seed}), are held "
             "out for the test set"
         )
         test_values, test_labels = all_values[tested], labels[tested]

@@ -8,7 +8,7 @@ from torch import Tensor
 from feda2l.distributed.halo import Halo
 from feda2l.network import Clock
 from feda2l.rates.base import Rates, Rule, Setting
-from feda2l.round.exchange import MessageCounts, Received, Rows, mix_rows, published
+from feda2l.round.exchange import MessageCounts, NodeTensors, Received, mix_rows, published
 from feda2l.round.run import LiveRun, RunPlan, RunState
 from feda2l.simulate.exchange import bytes_sent
 
@@ -24,7 +24,7 @@ class NodesOfRank:
         self.halo, self.samples, self.clock = halo, samples, clock
         self.nodes = range(len(halo.ids))
         self.round = 0
-        self.rows: Rows = {}
+        self.rows: NodeTensors = {}
 
     def start_rates(self, rule: Rule, setting: Setting) -> Rates:
         return rule.start(setting)
@@ -39,7 +39,7 @@ class NodesOfRank:
 
     def begin(self, run: LiveRun, nodes: Sequence[int]) -> None: ...
 
-    def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
+    def publish(self, run: LiveRun, rows: NodeTensors, step: int) -> bool:
         self.round, self.rows = run.state.round + 1, rows
         return True
 
@@ -55,7 +55,7 @@ class NodesOfRank:
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
         self.halo.reweigh([weights[node] for node in self.nodes], self.round)
 
-    def mix(self, into: Rows) -> Rows:
+    def mix(self, into: NodeTensors) -> NodeTensors:
         mixed = mix_rows(self.halo, self.round, self.rows, into)
         self.rows = {}
         self.halo.forget()
@@ -75,5 +75,5 @@ class NodesOfRank:
     def message_counts(self, round: int) -> MessageCounts | None:
         return None
 
-    def kept(self) -> dict[str, Tensor]:
+    def checkpoint_state(self) -> dict[str, Tensor]:
         return {} if self.clock is None else {"clock": self.clock.now}

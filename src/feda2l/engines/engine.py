@@ -1,4 +1,4 @@
-"""The interface of all engines (train and score rows of a population), and `Rows`, which trains one node at a time."""
+"""The interface of all engines (train and score rows), and `RowEngine`, which trains one node at a time."""
 
 import copy
 import ctypes
@@ -117,7 +117,7 @@ class Engine:
         return self.population.mean[job.run] if job.node is None else self.population.base[job.row]
 
 
-class Rows(Engine):
+class RowEngine(Engine):
     """Trains one node at a time in each worker. It supports any model. Results do not depend on the pack."""
 
     name = "rows"
@@ -248,4 +248,4 @@ def recalibrate_statistics(
         norm.momentum = momentum
 
 
-__all__ = ["Engine", "Loss", "Rows", "RunData", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics", "tally"]
+__all__ = ["Engine", "Loss", "RowEngine", "RunData", "Score", "ScoreJob", "TrainJob", "recalibrate_statistics", "tally"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feda2l.faults.plan import Return
 from feda2l.topology import Mixing
-from feda2l.topology.row import Voice, mean_weights, row_weights
+from feda2l.topology.row import MixingFacts, mean_weights, row_weights
 
 Ids = tuple[int, ...]
 
@@ -33,7 +33,7 @@ class Attendance(Protocol):
     def rejoins(self, node: int, round: int) -> Return | None: ...
 
 
-class Comeback(NamedTuple):
+class Rejoining(NamedTuple):
     """The senders (ascending) and weights of the messages from which a returning node starts a round."""
 
     kind: Return
@@ -59,7 +59,7 @@ class PresenceSchedule:
         self.plan, self.mixing, self.samples = plan, mixing, samples
         self.nodes = mixing.topology.nodes
         self._last: tuple[object, Round] | None = None
-        self._voices: dict[int, list[Voice]] = {}  # by phase, for all nodes
+        self._mixing_facts: dict[int, list[MixingFacts]] = {}  # by phase, for all nodes
 
     def round(self, number: int) -> Round:
         """Return the schedule of a round. Rounds with equal faults are computed once."""
@@ -68,9 +68,9 @@ class PresenceSchedule:
             self._last = key, self._make(number)
         return self._last[1]
 
-    def comebacks(self, number: int) -> dict[int, Comeback]:
+    def rejoining_nodes(self, number: int) -> dict[int, Rejoining]:
         """Return the nodes that start this round from others' messages. A node that no message reaches is left out."""
-        comebacks = {}
+        rejoining_nodes = {}
         for node in range(self.nodes):
             kind = self.plan.rejoins(node, number)
             if kind is None:
@@ -81,10 +81,10 @@ class PresenceSchedule:
             if not reached:
                 continue
             ids = tuple(sorted([*reached, node])) if kind == "with_own" and self.spoke(node, before) else tuple(reached)
-            voices = self._closed(closed, before)
-            weights = mean_weights(self.mixing.weights, node, voices, ids, push=self.mixing.push)
-            comebacks[node] = Comeback(kind, ids, weights)
-        return comebacks
+            mixing_facts = self._closed(closed, before)
+            weights = mean_weights(self.mixing.weights, node, mixing_facts, ids, push=self.mixing.push)
+            rejoining_nodes[node] = Rejoining(kind, ids, weights)
+        return rejoining_nodes
 
     def spoke(self, node: int, number: int) -> bool:
         """True if the node has published a message in any round up to this one."""
@@ -118,18 +118,18 @@ class PresenceSchedule:
         for node, others in enumerate(received):
             if len(others) + 1 < len(closed[node]):
                 near = tuple(sorted((node, *others)))
-                voices = self._closed(closed[node], number)
-                rows[node] = near, row_weights(self.mixing.weights, node, voices, near, push=self.mixing.push)
+                mixing_facts = self._closed(closed[node], number)
+                rows[node] = near, row_weights(self.mixing.weights, node, mixing_facts, near, push=self.mixing.push)
         return rows
 
-    def _closed(self, closed: Sequence[int], number: int) -> list[Voice]:
+    def _closed(self, closed: Sequence[int], number: int) -> list[MixingFacts]:
         """Return what each node of a closed neighbourhood reports about itself: its samples and its degrees."""
         graph = self.mixing.topology
         phase = graph.phase(number)
-        if phase not in self._voices:
+        if phase not in self._mixing_facts:
             receivers = self.mixing.messages(number).tolist()
-            self._voices[phase] = [
-                Voice(node, self.samples[node], len(graph.neighbours(node, number)), receivers[node])
+            self._mixing_facts[phase] = [
+                MixingFacts(node, self.samples[node], len(graph.neighbours(node, number)), receivers[node])
                 for node in range(self.nodes)
             ]
-        return [self._voices[phase][node] for node in closed]
+        return [self._mixing_facts[phase][node] for node in closed]

@@ -24,27 +24,30 @@ def load_start(model: nn.Module, path: str, *, fresh: Sequence[str] = (), sha256
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
-        raise FedA2LError(f'model.start = "{path}" cannot be read: {error.strerror}', see="pretrained") from error
+        raise FedA2LError(
+            f'model.initial_weights = "{path}" cannot be read: {error.strerror}', see="pretrained"
+        ) from error
     actual = hashlib.sha256(content).hexdigest()
     if sha256 not in (None, actual):
         raise FedA2LError(
-            f'model.start = "{path}" has sha256 {actual}, expected model.start_sha256 = "{sha256}"', see="pretrained"
+            f'model.initial_weights = "{path}" has sha256 {actual}, expected model.initial_weights_sha256 = "{sha256}"',
+            see="pretrained",
         )
     try:
         given = load(content)
     except SafetensorError as error:
         raise FedA2LError(
-            f'model.start = "{path}" is not a safetensors file ({error}); write one with '
+            f'model.initial_weights = "{path}" is not a safetensors file ({error}); write one with '
             "safetensors.torch.save_file(model.state_dict(), path)",
             see="pretrained",
         ) from error
     expected = model.state_dict()
-    drawn = _matching(expected, fresh, "model.fresh")
+    drawn = _matching(expected, fresh, "model.reinitialize")
     required = [name for name in expected if name not in drawn]
     if problems := list(_misfits(expected, given, required)):
         raise FedA2LError(
-            f'model.start = "{path}" does not fit this {type(model).__name__}: it {"; ".join(problems)}; '
-            "list layers that should be initialised randomly in model.fresh",
+            f'model.initial_weights = "{path}" does not fit this {type(model).__name__}: it {"; ".join(problems)}; '
+            "list layers that should be initialised randomly in model.reinitialize",
             see="pretrained",
         )
     model.load_state_dict({name: given[name] for name in required}, strict=False)

@@ -12,10 +12,10 @@ from feda2l.network import Clock
 from feda2l.peer.messenger import Messenger
 from feda2l.peer.neighbours import Neighbour
 from feda2l.rates.base import Rates, Rule, Setting
-from feda2l.round.exchange import MessageCounts, Received, Rows
+from feda2l.round.exchange import MessageCounts, NodeTensors, Received
 from feda2l.round.layout import Layout
 from feda2l.round.run import LiveRun, RunPlan, RunState
-from feda2l.topology.row import Voice, mean_weights, row_weights
+from feda2l.topology.row import MixingFacts, mean_weights, row_weights
 from feda2l.wire.message import Head
 from feda2l.wire.payload import Template, norm
 
@@ -36,12 +36,14 @@ class OverNetwork:
 
     def __init__(self, id: int, *, wire: str, norm_limit: float) -> None:
         self.id, self.wire, self.norm_limit = id, wire, norm_limit
-        self.voices: dict[int, Voice] = {}  # the facts that neighbours sent about themselves, including absent ones
+        self.mixing_facts: dict[
+            int, MixingFacts
+        ] = {}  # the facts that neighbours sent about themselves, including absent ones
         self.senders: tuple[int, ...] = ()  # ids of the neighbours in the last round's mean
         self.jumped = False  # did the last round end with taking over the state of the others?
-        self.rows: Rows = {}  # of the current exchange
+        self.rows: NodeTensors = {}  # of the current exchange
         self.heads: dict[Neighbour, Head] = {}  # of the neighbours with a message in this exchange
-        self.loaded: dict[int, Rows] = {}  # the rows of these neighbours, if all are in memory at once
+        self.loaded: dict[int, NodeTensors] = {}  # the rows of these neighbours, if all are in memory at once
         self.chosen: dict[int, Tensor] = {}  # the weights that the algorithm chose in this round, by id
 
     # --- the protocol ----------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ class OverNetwork:
             heads = self.messenger.heads(state.round, run.plan.algorithm.gossip - 1)
             self._adopt(run, heads, _draft(run, state.trained))
 
-    def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
+    def publish(self, run: LiveRun, rows: NodeTensors, step: int) -> bool:
         round = run.state.round + 1
         self.rows, self.loaded = rows, {}
         self.messenger.publish(round, step, dict(self._named(rows)), self.template)
@@ -92,7 +94,7 @@ class OverNetwork:
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
         self.chosen = dict(zip(self.loaded, weights[0], strict=True))
 
-    def mix(self, into: Rows) -> Rows:
+    def mix(self, into: NodeTensors) -> NodeTensors:
         """sum_j w_j x_j in ascending id, the order of the simulator."""
         if not self.chosen and not self.loaded:
             return self._mean(self.rows, self.heads, into)
@@ -122,7 +124,7 @@ class OverNetwork:
     def message_counts(self, round: int) -> MessageCounts | None:
         return None
 
-    def kept(self) -> dict[str, Tensor]:
+    def checkpoint_state(self) -> dict[str, Tensor]:
         return {}
 
     # --- before and between rounds -----------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class OverNetwork:
         far = min(round + BEHIND, max(round + 1, run.plan.rounds))
         return any(head.size and head.round >= far for head in heads.values())
 
-    def take_over(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: Rows | None = None) -> bool:
+    def take_over(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: NodeTensors | None = None) -> bool:
         """Continue in the round of the network from the weighted mean of the neighbours' current states.
 
         A node that lagged includes its own state. A node that was gone does not, because its state is old. Returns
@@ -168,9 +170,9 @@ class OverNetwork:
     def listen(self, heads: Mapping[Neighbour, Head]) -> None:
         """Store the facts that neighbours send about themselves."""
         for neighbour, head in heads.items():
-            self.voices[neighbour.id] = Voice(neighbour.id, head.samples, head.degree, head.receivers)
+            self.mixing_facts[neighbour.id] = MixingFacts(neighbour.id, head.samples, head.degree, head.receivers)
 
-    def _adopt(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: Rows | None) -> int:
+    def _adopt(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: NodeTensors | None) -> int:
         """Set the base to the weighted mean of current states; histories and the optimizer state stay.
 
         Returns the newest round of these states, 0 if no neighbour has a state.
@@ -202,8 +204,14 @@ class OverNetwork:
     # --- sums ----------------------------------------------------------------------------------------------------
 
     def _mean(
-        self, rows: Rows, heads: Mapping[Neighbour, Head], into: Rows, *, itself: bool = True, whole: bool = False
-    ) -> Rows:
+        self,
+        rows: NodeTensors,
+        heads: Mapping[Neighbour, Head],
+        into: NodeTensors,
+        *,
+        itself: bool = True,
+        whole: bool = False,
+    ) -> NodeTensors:
         """The mean with the weights of the topology, one message in memory at a time, written to `into` if given.
 
         If a neighbour's message is gone or rejected in between, the neighbour is left out and the sum starts again.
@@ -245,24 +253,24 @@ class OverNetwork:
     def _weights(self, present: Iterable[int], *, whole: bool = False) -> dict[int, Tensor]:
         """The weight of every present node by id: this node's row of W; `whole` scales it to sum to 1."""
         facts = self.messenger.facts
-        own = Voice(self.id, facts.samples, facts.degree, facts.receivers)
-        closed = [voice for _, voice in sorted((self.voices | {self.id: own}).items())]
+        own = MixingFacts(self.id, facts.samples, facts.degree, facts.receivers)
+        closed = [known for _, known in sorted((self.mixing_facts | {self.id: own}).items())]
         ids = sorted(present)
         of = mean_weights if whole else row_weights
         weights = of(self.weights, self.id, closed, ids, push=self.push)
         return dict(zip(ids, weights, strict=True))
 
     def _samples(self, id: int) -> int:
-        return self.messenger.facts.samples if id == self.id else self.voices[id].samples
+        return self.messenger.facts.samples if id == self.id else self.mixing_facts[id].samples
 
     def _load(self, neighbour: Neighbour, head: Head, most: float) -> dict[str, Tensor] | None:
         return self.messenger.load(neighbour, head, self.template, most)
 
-    def _believed(self, rows: Rows) -> float:
+    def _believed(self, rows: NodeTensors) -> float:
         """The largest accepted norm of a message."""
         return self.norm_limit * (norm(dict(self._named(rows))) + 1)
 
-    def _named(self, rows: Rows) -> Iterator[tuple[str, Tensor]]:
+    def _named(self, rows: NodeTensors) -> Iterator[tuple[str, Tensor]]:
         """Rows in the format of a message: parameters as tensors in memory order without padding, others unchanged."""
         for name, values in rows.items():
             if values.dim() == 2 and values.shape[1] == self.layout.width:
@@ -271,17 +279,17 @@ class OverNetwork:
             else:
                 yield name, values[0]
 
-    def _padded(self, like: Rows, named: Mapping[str, Tensor]) -> Rows:
+    def _padded(self, like: NodeTensors, named: Mapping[str, Tensor]) -> NodeTensors:
         """Rows in the padded format of the computation, from the format of a message."""
         rows = self._zeros(like, {})
         for name, values in self._named(rows):
             values.copy_(named[name])
         return rows
 
-    def _zeros(self, rows: Rows, into: Rows) -> Rows:
+    def _zeros(self, rows: NodeTensors, into: NodeTensors) -> NodeTensors:
         return {name: into[name] if name in into else torch.zeros_like(values) for name, values in rows.items()}
 
-    def _add(self, total: Rows, term: Mapping[str, Tensor], weight: Tensor, *, first: bool) -> None:
+    def _add(self, total: NodeTensors, term: Mapping[str, Tensor], weight: Tensor, *, first: bool) -> None:
         """total += w x; product and sum are rounded one after the other as in `Mixing`; the first product starts it."""
         for name, sums in self._named(total):
             product = torch.mul(term[name].to(sums), weight.to(sums), out=sums if first else None)
@@ -289,7 +297,7 @@ class OverNetwork:
                 sums.add_(product)
 
 
-def _draft(run: LiveRun, trained: Tensor | None = None) -> Rows:
+def _draft(run: LiveRun, trained: Tensor | None = None) -> NodeTensors:
     """A message that is not sent; if the node did not train, the trained state is the base.
 
     Publishing may change the state of the algorithm, so it works on a copy.
@@ -297,4 +305,4 @@ def _draft(run: LiveRun, trained: Tensor | None = None) -> Rows:
     view = run.view(range(1))
     copies = [{name: values.clone() for name, values in kept.items()} for kept in (view.state, view.small_state)]
     draft = replace(view, trained=view.base if trained is None else trained, state=copies[0], small_state=copies[1])
-    return run.plan.algorithm.publish(draft) | run.beside()
+    return run.plan.algorithm.publish(draft) | run.attached()

@@ -286,7 +286,7 @@ class PeerNode:
         facts = self.messenger.facts._replace(degree=len(config.receives), receivers=len(config.receivers))
         self.messenger.meet(near, self._listeners(config), facts, identity, authority)
         ids = {neighbour.id for neighbour in near}
-        self.exchange.voices = {id: voice for id, voice in self.exchange.voices.items() if id in ids}
+        self.exchange.mixing_facts = {id: known for id, known in self.exchange.mixing_facts.items() if id in ids}
         self.expires = identity.until.timestamp() if identity else None
         self.log.info("reloaded", neighbours=[neighbour.name for neighbour in near])
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from feda2l.algorithms import Neighbourhood
 from feda2l.round.compare import first_equal
-from feda2l.round.exchange import Rows
+from feda2l.round.exchange import NodeTensors
 from feda2l.round.run import LiveRun
 
 
@@ -29,7 +29,7 @@ def _mix(run: LiveRun, nodes: Sequence[int]) -> bool:
     """Aggregate the rows of all nodes in this process; rows of absent nodes are meaningless and restored afterwards."""
     exchange, algorithm, view = run.exchange, run.plan.algorithm, run.view(nodes)
     published = algorithm.publish(view)
-    rows: Rows = published | run.beside()
+    rows: NodeTensors = published | run.attached()
     # a plain average is written in place, which saves the memory of one state
     into = {"model": view.base} if algorithm.averages_plainly else {}
     for step in range(algorithm.gossip):
@@ -42,14 +42,14 @@ def _mix(run: LiveRun, nodes: Sequence[int]) -> bool:
     accepted = algorithm.accept(view, published, {name: rows[name] for name in published})
     if accepted is not view.base:
         view.base.copy_(accepted)
-    for name, values in run.beside().items():
+    for name, values in run.attached().items():
         values.copy_(rows[name])
     if run.plan.momentum_state == "reset":
         run.state.reset_optimizer()
     return True
 
 
-def _combined(run: LiveRun, nodes: Sequence[int]) -> Rows:
+def _combined(run: LiveRun, nodes: Sequence[int]) -> NodeTensors:
     """Combine all received states with the algorithm's own rule, which replaces their weighted mean."""
     model = torch.zeros_like(run.state.trained)
     model[list(nodes)] = torch.stack(_of_each(run, nodes, run.plan.algorithm.combine))

@@ -16,7 +16,7 @@ from feda2l.rates.base import Rates, Rule, Setting
 if TYPE_CHECKING:
     from feda2l.round.run import LiveRun, RunPlan, RunState
 
-Rows = dict[str, Tensor]  # published values by name, [nodes, ...]; "model" becomes the aggregated state
+NodeTensors = dict[str, Tensor]  # published values by name, [nodes, ...]; "model" becomes the aggregated state
 STATISTICS, OPTIMIZER = "buffers.", "optimizer."  # prefixes of the values that travel beside the published rows
 
 
@@ -59,7 +59,7 @@ class Exchange(Protocol):
     def begin(self, run: "LiveRun", nodes: Sequence[int]) -> None:
         """Prepare a round: nodes that return start from their neighbours' states."""
 
-    def publish(self, run: "LiveRun", rows: Rows, step: int) -> bool:
+    def publish(self, run: "LiveRun", rows: NodeTensors, step: int) -> bool:
         """Send these rows to the neighbours and receive theirs.
 
         Returns False if the node took over the network's state instead; then nothing is aggregated.
@@ -71,7 +71,7 @@ class Exchange(Protocol):
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
         """Replace the topology's weights for the rest of the round: by node, [k] over the states it received."""
 
-    def mix(self, into: Rows) -> Rows:
+    def mix(self, into: NodeTensors) -> NodeTensors:
         """Return the weighted means of the received states by name; a name in `into` is written there."""
 
     def mixed(self, round: int, nodes: Sequence[int]) -> Sequence[int]:
@@ -86,11 +86,11 @@ class Exchange(Protocol):
     def message_counts(self, round: int) -> MessageCounts | None:
         """Return the messages that each node received and rejected in a round; None if no node can be absent."""
 
-    def kept(self) -> dict[str, Tensor]:
+    def checkpoint_state(self) -> dict[str, Tensor]:
         """Return the exchange's part of a checkpoint by name; it is restored in place."""
 
 
-def published(rows: Rows) -> Rows:
+def published(rows: NodeTensors) -> NodeTensors:
     """Return only the rows that the algorithm published."""
     return {name: values for name, values in rows.items() if not name.startswith((STATISTICS, OPTIMIZER))}
 
@@ -101,12 +101,12 @@ class Mixes(Protocol):
     def apply(self, trained: Tensor, round: int, out: Tensor) -> None: ...
 
 
-def mix_rows(mixing: Mixes, round: int, rows: Rows, into: Rows) -> Rows:
+def mix_rows(mixing: Mixes, round: int, rows: NodeTensors, into: NodeTensors) -> NodeTensors:
     """Apply W to everything that was published: [nodes, ...] by name.
 
     Statistics of one dtype are mixed as one matrix, because forty small matrices take a GPU forty times as long.
     """
-    mixed: Rows = {}
+    mixed: NodeTensors = {}
     small: dict[torch.dtype, list[str]] = {}
     for name, values in rows.items():
         if name.startswith(STATISTICS):

@@ -12,7 +12,7 @@ from feda2l.data.samples import Samples
 from feda2l.layers import Layer
 from feda2l.rates.base import Rates, Rule, Setting, SignalSettings
 from feda2l.round.collectives import Collectives, OneProcess
-from feda2l.round.exchange import OPTIMIZER, STATISTICS, Exchange, Rows
+from feda2l.round.exchange import OPTIMIZER, STATISTICS, Exchange, NodeTensors
 from feda2l.round.population import Population, is_batch_count
 from feda2l.round.signals import LayerReductions
 from feda2l.round.train import Hyperparameters, Training
@@ -254,10 +254,10 @@ class LiveRun:
         optimizer_state = plan.momentum_state == "average" and (
             plan.momentum > 0 or len(population.optimizer_state) > 1
         )
-        beside = parameters * len(population.optimizer_state) * optimizer_state
+        attached = parameters * len(population.optimizer_state) * optimizer_state
         if plan.buffers == "average":
-            beside += sum(population.buffers[name][0].numel() for name in plan.averaged)
-        return plan.algorithm.message_bytes(parameters, width) + 4 * beside
+            attached += sum(population.buffers[name][0].numel() for name in plan.averaged)
+        return plan.algorithm.message_bytes(parameters, width) + 4 * attached
 
     def momentum(self, nodes: Sequence[int]) -> float:
         """Return the optimizer's momentum in the coming round, at nodes that take part in it."""
@@ -298,15 +298,15 @@ class LiveRun:
             lambda values: layout.expand(values[:, self.slots].to(state.base)),
         )
 
-    def beside(self) -> Rows:
+    def attached(self) -> NodeTensors:
         """Return what travels beside the published rows: averaged optimizer state and averaged statistics."""
         plan, state = self.plan, self.state
-        beside: Rows = {}
+        attached: NodeTensors = {}
         if plan.momentum_state == "average":
-            beside |= {f"{OPTIMIZER}{kind}": values for kind, values in state.optimizer_state.items()}
-        return beside | self.statistics()
+            attached |= {f"{OPTIMIZER}{kind}": values for kind, values in state.optimizer_state.items()}
+        return attached | self.statistics()
 
-    def statistics(self) -> Rows:
+    def statistics(self) -> NodeTensors:
         """Return the running statistics that travel."""
         if self.plan.buffers != "average":
             return {}

@@ -118,7 +118,7 @@ def _resolve(spec: Spec, data: Loaded) -> tuple[Spec, nn.Module, Training]:
         model=name,
         nodes=count_nodes(spec, dataset),
         loss=spec.model.loss or shape.loss,
-        start_sha256=start,
+        initial_weights_sha256=start,
     )
     loss = _loss(spec, classes=dataset.classes is not None)
     _try_out(spec, model, loss, data)
@@ -195,7 +195,7 @@ def pack_key(spec: Spec) -> tuple[Any, ...]:
     # frozen layers keep random initial values that depend on the seed, so such models share a pack only with one seed
     seed = spec.seed if ":" in name or spec.model.freeze else None
     runtime = spec.runtime.model_dump(exclude={"checkpoint_seconds"})
-    tuned = spec.model.start, spec.model.fresh, spec.model.freeze
+    tuned = spec.model.initial_weights, spec.model.reinitialize, spec.model.freeze
     return data_key(spec.data), name, seed, tuned, spec.training.optimizer, *runtime.values()
 
 
@@ -229,8 +229,10 @@ def new_model(name: str | None, seed: int, shape: ModelShape, *, node: int = 0) 
 def fine_tuned(model: nn.Module, spec: ModelSpec) -> str | None:
     """Load pretrained weights into a new model and freeze layers, in place. Return the sha256 of the weights file."""
     sha256 = None
-    if spec.start is not None:
-        sha256 = load_start(model, spec.start, fresh=spec.fresh or (), sha256=spec.start_sha256)
+    if spec.initial_weights is not None:
+        sha256 = load_start(
+            model, spec.initial_weights, fresh=spec.reinitialize or (), sha256=spec.initial_weights_sha256
+        )
     freeze(model, spec.freeze or ())
     return sha256
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from feda2l.engines.batched_forward import covers
 from feda2l.engines.batched_loss import BY_SAMPLE
-from feda2l.engines.engine import Engine, Rows
+from feda2l.engines.engine import Engine, RowEngine
 from feda2l.engines.stacked import Stacked, is_perceptron
 from feda2l.errors import FedA2LError
 from feda2l.models.timer import Timer
@@ -28,7 +28,7 @@ def choose_engine(runs: "Sequence[Assembled]", population: Population) -> Engine
         precision = first.spec.runtime.precision
         if asked == "batched" or (asked == "auto" and precision == "fp32" and is_perceptron(first.model)):
             return Stacked(first.model, population, members)
-        return Rows(first.model, population, members, precision=precision)
+        return RowEngine(first.model, population, members, precision=precision)
     return _on_gpu(runs, population, asked)
 
 

@@ -47,22 +47,33 @@ def load_data(data: DataSpec, folder: str | os.PathLike[str] | None = None) -> D
     if data.name == "folder":
         from feda2l.data import folder as pictures
 
-        return pictures.load(path, test_share=data.test_share, seed=data.partition_seed)
-    columns = None if data.columns is None else list(data.columns)
-    if data.target is not None:
+        return pictures.load(path, test_fraction=data.test_fraction, seed=data.partition_seed)
+    columns = None if data.feature_columns is None else list(data.feature_columns)
+    if data.target_column is not None:
         from feda2l.data import table
 
-        share, seed = data.test_share, data.partition_seed
-        return table.load(path, data.target, node=data.node, features=columns, test_share=share, seed=seed)
+        share, seed = data.test_fraction, data.partition_seed
+        return table.load(
+            path, data.target_column, node=data.node_column, features=columns, test_fraction=share, seed=seed
+        )
     from feda2l.data import series_file
 
-    read = partial(series_file.load, path, node=data.node, variates=columns)
+    read = partial(series_file.load, path, node=data.node_column, variates=columns)
     return read(lengths=lengths, train_fraction=data.train_fraction, stride=stride)
 
 
 def data_key(data: DataSpec) -> Hashable:
     """Return a key that is equal for specs that load the same data."""
-    shared = ("path", "target", "node", "columns", "input_length", "horizon", "stride", "test_share")
+    shared = (
+        "path",
+        "target_column",
+        "node_column",
+        "feature_columns",
+        "input_length",
+        "horizon",
+        "stride",
+        "test_fraction",
+    )
     values: list[Any] = [getattr(data, key) for key in shared]
     values.append(data.partition_seed if data.name in ("folder", "csv") else None)
     values.append(data.train_fraction if data.forecasts else None)

@@ -117,4 +117,4 @@ def _views(run: LiveRun) -> Iterator[tuple[str, Tensor]]:
         yield f"algorithm.{name}", values
     for name, values in state.buffers.items():
         yield f"buffers.{name}", values
-    yield from run.exchange.kept().items()
+    yield from run.exchange.checkpoint_state().items()

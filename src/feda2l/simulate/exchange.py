@@ -7,11 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from feda2l.faults.schedule import Comeback, PresenceSchedule
+from feda2l.faults.schedule import PresenceSchedule, Rejoining
 from feda2l.network import Clock
 from feda2l.rates.base import Rates, Rule, Setting
 from feda2l.rates.by_node import RatesByNode
-from feda2l.round.exchange import STATISTICS, MessageCounts, Received, Rows, mix_rows
+from feda2l.round.exchange import STATISTICS, MessageCounts, NodeTensors, Received, mix_rows
 from feda2l.round.run import LiveRun, RunPlan, RunState
 from feda2l.topology import Mixing
 
@@ -22,10 +22,10 @@ class Published:
     def __init__(self, samples: Tensor) -> None:
         self.samples = samples
         self.round = 0
-        self.rows: Rows = {}
+        self.rows: NodeTensors = {}
         self.mixing: Mixing
 
-    def publish(self, round: int, rows: Rows, step: int, mixing: Mixing) -> None:
+    def publish(self, round: int, rows: NodeTensors, step: int, mixing: Mixing) -> None:
         """Set the rows of an exchange; the first exchange of a round sets the topology's weights."""
         self.round, self.rows = round, rows
         if step == 0:
@@ -46,7 +46,7 @@ class Published:
         given = [weights[node] if node in weights else self.mixing.given(node, self.round) for node in nodes]
         self.mixing = self.mixing.reweighed(given, self.round)
 
-    def mix(self, into: Rows) -> Rows:
+    def mix(self, into: NodeTensors) -> NodeTensors:
         rows, self.rows = self.rows, {}  # frees the rows as soon as they are mixed
         return mix_rows(self.mixing, self.round, rows, into)
 
@@ -73,7 +73,7 @@ class AllNodes:
 
     def begin(self, run: LiveRun, nodes: Sequence[int]) -> None: ...
 
-    def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
+    def publish(self, run: LiveRun, rows: NodeTensors, step: int) -> bool:
         self.published.publish(run.state.round + 1, rows, step, self.mixing)
         return True
 
@@ -90,7 +90,7 @@ class AllNodes:
     def message_counts(self, round: int) -> MessageCounts | None:
         return None
 
-    def kept(self) -> dict[str, Tensor]:
+    def checkpoint_state(self) -> dict[str, Tensor]:
         return {} if self.clock is None else {"clock": self.clock.now}
 
 
@@ -135,14 +135,14 @@ class SomeNodes:
     def begin(self, run: LiveRun, nodes: Sequence[int]) -> None:
         state, plan = run.state, self.schedule.plan
         round = state.round + 1
-        for node, comeback in self.schedule.comebacks(round).items():
+        for node, rejoining in self.schedule.rejoining_nodes(round).items():
             for name, rows in self.messages.items():
                 own = state.base if name == "model" else state.buffers[name.removeprefix(STATISTICS)]
-                own[node] = _weighted_mean(rows, comeback)
+                own[node] = _weighted_mean(rows, rejoining)
         # rate schedules count the network's rounds, including those that a node missed
         self.rates.skip(round - 1, [node for node in nodes if plan.away(node, round - 1)])
 
-    def publish(self, run: LiveRun, rows: Rows, step: int) -> bool:
+    def publish(self, run: LiveRun, rows: NodeTensors, step: int) -> bool:
         found = self.schedule.round(run.state.round + 1)
         self.published.publish(run.state.round + 1, rows, step, found.mixing)
         if step == run.plan.algorithm.gossip - 1:  # only the last exchange can be used by a node that returns
@@ -173,7 +173,7 @@ class SomeNodes:
 
         return MessageCounts(of_present(found.received), of_present(found.rejected))
 
-    def kept(self) -> dict[str, Tensor]:
+    def checkpoint_state(self) -> dict[str, Tensor]:
         named = {} if self.clock is None else {"clock": self.clock.now}
         for name, values in self.messages.items():
             if name == "model":
@@ -193,10 +193,10 @@ def bytes_sent(mixing: Mixing, run: LiveRun) -> list[int]:
     return [count * size for count in mixing.messages(run.state.round).tolist()]
 
 
-def _weighted_mean(rows: Tensor, comeback: Comeback) -> Tensor:
+def _weighted_mean(rows: Tensor, rejoining: Rejoining) -> Tensor:
     """Compute a weighted mean term by term in ascending id; every runtime rounds it in this order."""
-    weights = comeback.weights.to(rows)
-    total = rows[comeback.ids[0]] * weights[0]
-    for id, weight in zip(comeback.ids[1:], weights[1:], strict=True):
+    weights = rejoining.weights.to(rows)
+    total = rows[rejoining.ids[0]] * weights[0]
+    for id, weight in zip(rejoining.ids[1:], weights[1:], strict=True):
         total += rows[id] * weight
     return total

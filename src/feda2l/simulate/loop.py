@@ -10,9 +10,9 @@ from feda2l.records.round_record import Evaluation, update_theory
 from feda2l.round.compare import compare
 from feda2l.round.round import Completed, Turn, play_round, stopwatch
 from feda2l.round.run import LiveRun, TrainJob
+from feda2l.simulate.identical_runs import IdenticalRuns
 from feda2l.simulate.scoring import ScoreHere, Scorer, accuracy_by_class, put_scores
 from feda2l.simulate.theory import estimate_theory
-from feda2l.simulate.twins import Twins
 
 Together = Callable[[Callable[[], list[float]]], list[float]]
 
@@ -32,8 +32,8 @@ class RoundLoop:
         scorer: Callable[[ScoreHere], Scorer] = lambda here: here,
     ) -> None:
         self.engine, self.runs, self.together = engine, runs, together
-        self.twins = Twins(engine, runs)
-        self.scorer = scorer(ScoreHere(engine, self.twins))
+        self.identical_runs = IdenticalRuns(engine, runs)
+        self.scorer = scorer(ScoreHere(engine, self.identical_runs))
 
     def rounds(self) -> Iterator[list[Completed]]:
         """Yield one list per round of the pack until no run is active; each run counts its own rounds."""
@@ -52,7 +52,7 @@ class RoundLoop:
 
     def train(self, jobs: Mapping[int, Sequence[TrainJob]]) -> Mapping[int, list[float]]:
         """Train the jobs of each run and return the mean loss of each job, by run."""
-        return self.twins.train(jobs, lambda own: self.together(lambda: self.engine.train(own)))
+        return self.identical_runs.train(jobs, lambda own: self.together(lambda: self.engine.train(own)))
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
         self.engine.recalibrate(jobs)

@@ -9,7 +9,7 @@ from feda2l.engines.engine import Engine, Score, ScoreJob
 from feda2l.records.round_record import Evaluation, RoundRecord, update_scores
 from feda2l.round.record import add_scores, mean, spread
 from feda2l.round.run import ERRORS, LiveRun, RunPlan
-from feda2l.simulate.twins import Twins
+from feda2l.simulate.identical_runs import IdenticalRuns
 
 # "global" and "local" have one score per node of the network, None for a node that does not count. "mean" has one score
 # of the mean model, or one per node if nodes have their own test samples.
@@ -27,13 +27,13 @@ class ScoreHere:
     A model that several nodes or several runs hold is scored once.
     """
 
-    def __init__(self, engine: Engine, twins: Twins) -> None:
-        self.engine, self.twins = engine, twins
+    def __init__(self, engine: Engine, identical_runs: IdenticalRuns) -> None:
+        self.engine, self.identical_runs = engine, identical_runs
 
     def scores(self, runs: Sequence[LiveRun], *, mean_model: bool = True) -> dict[int, Scores]:
         """Return the scores of every node that counts and, by default, of their mean model."""
         jobs: dict[ScoreJob, int] = {}
-        holding = self.twins.holding(runs)
+        holding = self.identical_runs.holding(runs)
         wanted = {
             run.number: {
                 part: [None if job is None else jobs.setdefault(job, len(jobs)) for job in asked]

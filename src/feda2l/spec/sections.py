@@ -22,14 +22,14 @@ class DataSpec(Section):
 
     name: str = option("digits", 'data set, see `feda2l list datasets`; folder, csv or "package.module:function"')
     path: str | None = option(None, "for folder and csv: the path of the data", example="pictures")
-    target: str | None = option(
+    target_column: str | None = option(
         None, "for csv: the column of the class; without it the table is a time series", example="kind"
     )
-    node: str | None = option(None, "for csv: the column that names the node of each row", example="site")
-    columns: tuple[str, ...] | None = option(
+    node_column: str | None = option(None, "for csv: the column that names the node of each row", example="site")
+    feature_columns: tuple[str, ...] | None = option(
         None, "for csv: the input columns; default: all others", example=["width", "height"]
     )
-    test_share: Share = option(0.2, "for folder and csv without a test part: the share that is held out")
+    test_fraction: Share = option(0.2, "for folder and csv without a test part: the share that is held out")
     input_length: Count = option(96, "for series: rows of a forecast's input")
     horizon: Count = option(96, "for series: rows of a forecast")
     stride: Count = option(1, "for series: rows between the starts of two windows")
@@ -58,7 +58,7 @@ class DataSpec(Section):
     @property
     def forecasts(self) -> bool:
         """Whether the data are a time series."""
-        return is_series(self.name) or (self.name == "csv" and self.target is None)
+        return is_series(self.name) or (self.name == "csv" and self.target_column is None)
 
 
 class ModelSpec(Section):
@@ -68,15 +68,15 @@ class ModelSpec(Section):
         None, 'model, or "package.module:Class"; the default depends on the data set', example="mlp"
     )
     init: Literal["common", "per_node"] = option("common", "the same initial model for all nodes, or one per node")
-    start: str | None = option(
+    initial_weights: str | None = option(
         None,
         "pretrained weights that all nodes start from: a safetensors file of a state_dict",
         example="pretrained.safetensors",
     )
-    start_sha256: str | None = option(
-        None, "sha256 of model.start: recorded by the run, and checked if it is given", example=64 * "0"
+    initial_weights_sha256: str | None = option(
+        None, "sha256 of model.initial_weights: recorded by the run, and checked if it is given", example=64 * "0"
     )
-    fresh: tuple[str, ...] | None = option(
+    reinitialize: tuple[str, ...] | None = option(
         None,
         "layers (names or patterns) that are initialized at random and not read from the start",
         example=["classifier"],
@@ -94,11 +94,11 @@ class ModelSpec(Section):
     def _known(self) -> Self:
         if self.name and ":" not in self.name:
             look_up(self.name, MODELS, "model.name")
-        if self.start is None and (self.fresh is not None or self.start_sha256 is not None):
-            key = "fresh" if self.start_sha256 is None else "start_sha256"
-            raise FedA2LError(f"model.{key} needs model.start, which is not given")
-        if self.start is not None and self.init == "per_node":
-            raise FedA2LError('model.start gives all nodes the same start: remove model.init = "per_node"')
+        if self.initial_weights is None and (self.reinitialize is not None or self.initial_weights_sha256 is not None):
+            key = "reinitialize" if self.initial_weights_sha256 is None else "initial_weights_sha256"
+            raise FedA2LError(f"model.{key} needs model.initial_weights, which is not given")
+        if self.initial_weights is not None and self.init == "per_node":
+            raise FedA2LError('model.initial_weights gives all nodes the same start: remove model.init = "per_node"')
         return self
 
 

@@ -56,9 +56,9 @@ class Spec(Section):
         """
         data = values.get("data", {}) if isinstance(values, Mapping) else {}
         name = data.get("name") if isinstance(data, Mapping) else None
-        if name == "csv" and data.get("node") is not None:
+        if name == "csv" and data.get("node_column") is not None:
             values = {**values, "data": {"partition": "natural", **data}}
-        if not (is_series(name) or (name == "csv" and data.get("target") is None)):
+        if not (is_series(name) or (name == "csv" and data.get("target_column") is None)):
             return values
         training = values.get("training", {})
         fitted: dict[str, Any] = {"data": {"partition": "natural", "train_fraction": 0.8, **data}}
@@ -95,7 +95,7 @@ class Spec(Section):
         model: str,
         loss: str | None = None,
         nodes: int | None = None,
-        start_sha256: str | None = None,
+        initial_weights_sha256: str | None = None,
     ) -> "Spec":
         """Return the spec with every default filled in that depends on the data, the model or the rounds."""
         values = self.model_dump()
@@ -108,7 +108,11 @@ class Spec(Section):
                 values["training"]["momentum"] = 0.0
         values["rates"] |= {"horizon": self.rates.horizon or self.rounds} | _parameters(rule)
         values["algorithm"] |= _parameters(self.algorithm.algorithm)
-        values["model"] |= {"name": model, "loss": loss or self.model.loss, "start_sha256": start_sha256}
+        values["model"] |= {
+            "name": model,
+            "loss": loss or self.model.loss,
+            "initial_weights_sha256": initial_weights_sha256,
+        }
         values["data"] |= {"nodes": nodes or self.data.nodes}
         return Spec.model_validate(values)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Voice(NamedTuple):
+class MixingFacts(NamedTuple):
     """What a node tells others about itself so that they can weigh its state."""
 
     id: int
@@ -19,7 +19,7 @@ class Voice(NamedTuple):
 
 
 def row_weights(
-    weights: str, node: int, closed: Sequence[Voice], present: Collection[int], *, push: bool = False
+    weights: str, node: int, closed: Sequence[MixingFacts], present: Collection[int], *, push: bool = False
 ) -> Tensor:
     """Compute the float64 weights that `node` gives to the `present` nodes of its closed neighbourhood and to itself.
 
@@ -33,29 +33,29 @@ def row_weights(
     - with `push`, the weights do not change, and the node keeps the share of a neighbour that it does not hear. Absence
       is mostly mutual, and mass sent to an absent node would be lost, which would change the step size share / mass.
     """
-    there = np.array([voice.id in present for voice in closed])
+    there = np.array([facts.id in present for facts in closed])
     if weights == "metropolis":
         return torch.from_numpy(_metropolis_weights(node, closed, there))
     if push:
         return torch.from_numpy(_push_weights(node, closed, there))
     if weights == "samples":
-        samples = np.array([voice.samples for voice in closed], dtype=np.int64)[there]
+        samples = np.array([facts.samples for facts in closed], dtype=np.int64)[there]
         return torch.from_numpy(samples / samples.sum())
     return torch.full((int(there.sum()),), 1 / int(there.sum()), dtype=torch.float64)
 
 
-def _push_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bool_]) -> NDArray[np.float64]:
-    given = 1 / (1 + np.array([voice.receivers for voice in closed]))
-    own = np.array([voice.id == node for voice in closed])
+def _push_weights(node: int, closed: Sequence[MixingFacts], there: NDArray[np.bool_]) -> NDArray[np.float64]:
+    given = 1 / (1 + np.array([facts.receivers for facts in closed]))
+    own = np.array([facts.id == node for facts in closed])
     # at most what it would have given to all nodes that hear it, so that no mass is created
-    given[own] *= 1 + min((~there).sum(), *(voice.receivers for voice in closed if voice.id == node))
+    given[own] *= 1 + min((~there).sum(), *(facts.receivers for facts in closed if facts.id == node))
     kept: NDArray[np.float64] = given[there]
     return kept
 
 
-def _metropolis_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bool_]) -> NDArray[np.float64]:
-    own = np.array([voice.id == node for voice in closed])
-    size = 1 + np.array([voice.receives for voice in closed])
+def _metropolis_weights(node: int, closed: Sequence[MixingFacts], there: NDArray[np.bool_]) -> NDArray[np.float64]:
+    own = np.array([facts.id == node for facts in closed])
+    size = 1 + np.array([facts.receives for facts in closed])
     values = 1 / np.maximum(size[own], size)
     # as in `build_mixing`, exact where degrees are equal
     values[own] += np.add.reduceat(1 / size[own] - values, [0])
@@ -66,7 +66,7 @@ def _metropolis_weights(node: int, closed: Sequence[Voice], there: NDArray[np.bo
 
 
 def mean_weights(
-    weights: str, node: int, closed: Sequence[Voice], present: Collection[int], *, push: bool = False
+    weights: str, node: int, closed: Sequence[MixingFacts], present: Collection[int], *, push: bool = False
 ) -> Tensor:
     """Compute the weights of a mean over the `present` nodes of a closed neighbourhood; the node may be absent.
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from feda2l.simulate.identical_runs import shares_left
 from feda2l.simulate.loop import RoundLoop
-from feda2l.simulate.twins import shares_left
 
 Start = Callable[..., RoundLoop]
 NODES = 4

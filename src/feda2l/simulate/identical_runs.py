@@ -16,7 +16,7 @@ from feda2l.round.run import LiveRun, TrainJob
 Alike = Callable[[LiveRun, LiveRun], bool]
 
 
-class Twins:
+class IdenticalRuns:
     """The families of runs that have trained identically so far. Runs that differ once stay apart: families only split.
 
     If an engine guarantees its bits, the runs of a family are equal to the bit, statistics included. With other engines
