@@ -72,8 +72,8 @@ def load(
     if test is None:
         tested = hold_out(labels, share=test_fraction, seed=seed)
         say(
-            f"{place}: {tested.sum():,} of {len(labels):,} rows, {test_fraction:g} of each class (seed {seed}), are held "
-            "out for the test set"
+            f"{place}: {tested.sum():,} of {len(labels):,} rows, {test_fraction:g} of each class (seed {seed}), are "
+            "held out for the test set"
         )
         test_values, test_labels = all_values[tested], labels[tested]
     else:
