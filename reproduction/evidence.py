@@ -12,7 +12,8 @@ import polars
 from feda2l.errors import FedA2LError
 from feda2l.report.curves import read_curves
 from feda2l.report.find_runs import Notes, find_any_runs, flatten
-from feda2l.report.paper_numbers import PARAMETER, paper_number
+from feda2l.report.paper_numbers import paper_number
+from feda2l.report.paper_settings import PARAMETER
 from feda2l.report.results import Cell
 from feda2l.report.run_figures import Figures, figures_of
 from feda2l.report.significance import PairedTest, paired_test

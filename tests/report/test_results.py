@@ -1,6 +1,7 @@
 """The numbers of the tables against calculations by hand."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from feda2l.report.significance import paired_test, seeds_needed
 from feda2l.report.words import rounds_words, significance_lines
 from feda2l.report.write_tables import comma_separated
 from made_up import rising, write_run, write_seeds
+
+WIDE = {"evaluation": {"smoothing": 15}}  # the window of the paper's robustness table
 
 
 def contest_of(folder: Path) -> Contest:
@@ -237,7 +240,7 @@ def test_few_seeds_are_said_to_show_nothing(tmp_path: Path) -> None:
 def test_the_paper_stands_beside_ours_with_its_flags(tmp_path: Path) -> None:
     usual = {"data": {"name": "cifar100", "nodes": 10}, "model": {"name": "cnn"}, "topology": {"name": "full"}}
     for rule in ("constant", "feda2l"):
-        write_run(tmp_path / rule, rising(3), rates=rule, target=0.29, more=usual)
+        write_run(tmp_path / rule, rising(3), rates=rule, target=0.29, smoothing=10, more=usual)
     contest = contest_of(tmp_path)
     assert {cell.row: cell.paper and cell.paper.text for cell in contest.cells} == {
         "constant": "29 ± 22.07 [step]",
@@ -248,12 +251,76 @@ def test_the_paper_stands_beside_ours_with_its_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"training": {"epochs": 2}}, "training.epochs is 2 (the paper: 1)"),
+        ({"training": {"batch_size": 64}}, "training.batch_size is 64 (the paper: 10)"),
+        ({"training": {"optimizer": "adam"}}, "training.optimizer is adam (the paper: sgd)"),
+        ({"data": {"name": "cifar100", "nodes": 20}}, "data.nodes is 20 (the paper: 10)"),
+        ({"data": {"name": "cifar100", "nodes": 10, "alpha": 1.0}}, "data.alpha is 1 (the paper: 0.1)"),
+        ({"topology": {"name": "star"}}, "topology.name is star (the paper: full)"),
+        ({"rates": {"window": 7}}, "rates.window is 7 (the paper: 5)"),
+        ({"evaluation": {"target": 0.3}}, "evaluation.target is 0.3 (the paper: 0.29)"),
+        ({"evaluation": {"smoothing": 5}}, "evaluation.smoothing is 5 (the paper: 10)"),
+    ],
+)
+def test_the_report_says_which_setting_is_not_the_papers(tmp_path: Path, changed: dict, word: str) -> None:
+    usual = {"data": {"name": "cifar100", "nodes": 10}, "model": {"name": "cnn"}, "topology": {"name": "full"}}
+    write_run(tmp_path / "one", rising(3), target=0.29, smoothing=10, more=usual | changed)
+    (table,) = tables_of(tmp_path)
+    cell = table.contests[0].cells[0]
+    assert (cell.paper, cell.differs) == (None, (word,))
+    assert f"The paper's number is not shown for feda2l: {word}." in sheets_of(table)[0].notes
+
+
+def test_a_series_with_another_input_length_is_not_the_papers(tmp_path: Path) -> None:
+    data = {"name": "exchange_rate", "nodes": 8, "partition": "natural", "alpha": 0.1, "input_length": 48}
+    more = {"data": data, "model": {"name": "timer"}, "topology": {"name": "full"}, "training": {"batch_size": 32}}
+    write_run(tmp_path / "one", [0.06, 0.05], metric="mse", target=0.0575, rates="constant", more=more)
+    assert contest_of(tmp_path).cells[0].differs == ("data.input_length is 48 (the paper: 96)",)
+
+
+def test_two_studies_that_differ_in_epochs_only_are_not_mixed(tmp_path: Path) -> None:
+    """Each has a block of its own, and only the paper's own number of epochs has the paper's number beside it."""
+    usual = {"data": {"name": "cifar100", "nodes": 10}, "model": {"name": "cnn"}, "topology": {"name": "full"}}
+    for epochs in (1, 2):
+        folder = tmp_path / f"epochs-{epochs}"
+        for rule, when in {"constant": 8, "feda2l": 6}.items():
+            options = {"target": 0.29, "smoothing": 10, "more": usual | {"training": {"epochs": epochs}}}
+            write_run(folder / rule, rising(when - epochs, 20), rates=rule, **options)
+        (folder / "study.toml").write_text('name = "cnn"\n[report]\nrows = "rates.name"\n')
+    (table,) = tables_of(tmp_path)
+    assert [contest.where for contest in table.contests] == ["epochs 1", "epochs 2"]
+    shown = {(contest.where, cell.row): cell.paper and cell.paper.rounds for contest, cell in table.cells}
+    assert shown == {
+        ("epochs 1", "constant"): 29,
+        ("epochs 1", "feda2l"): 23,
+        ("epochs 2", "constant"): None,
+        ("epochs 2", "feda2l"): None,
+    }
+
+
+def test_what_a_search_cost_is_said_of_the_row_that_searched(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text('name = "cnn"\n[report]\nrows = "rates.name"\ncolumns = ["algorithm.name"]\n')
+    write_run(tmp_path / "fedavg", rising(3), rates="constant")
+    searched = write_run(tmp_path / "searched", rising(3), rates="constant", more={"algorithm": {"name": "dfedhpo"}})
+    summary = json.loads((searched / "summary.json").read_text())
+    (searched / "summary.json").write_text(json.dumps(summary | {"search": {"rounds": 300}}))
+    (table,) = tables_of(tmp_path)
+    sheet = sheets_of(table)[0]
+    assert [entry.text for entry in sheet.rows[0]] == ["constant", "3.0 (1/1)", "3.0 (1/1) [search]"]
+    note = "[search] dfedhpo, constant: its search before round 1 cost as much as 300 rounds, which are not counted."
+    assert note in sheet.notes
+
+
+@pytest.mark.parametrize(
     ("changed", "target", "text"),
     [
         ({"model": {"name": "resnet18"}}, 0.45, "491 ± 53.13 [std]"),
-        ({"model": {"name": "resnet18"}, "topology": {"name": "ring"}}, 0.33, "not reached [setting]"),
+        ({"model": {"name": "resnet18"}, "topology": {"name": "ring"}} | WIDE, 0.33, "not reached [setting]"),
+        ({"model": {"name": "resnet18"}, "topology": {"name": "ring"}}, 0.33, None),
         (
-            {"model": {"name": "resnet18"}, "data": {"name": "cifar100", "nodes": 10, "alpha": 0.5}},
+            {"model": {"name": "resnet18"}, "data": {"name": "cifar100", "nodes": 10, "alpha": 0.5}} | WIDE,
             0.45,
             "354 [setting]",
         ),
@@ -268,7 +335,7 @@ def test_the_paper_is_asked_for_the_same_setting_only(
     tmp_path: Path, changed: dict, target: float, text: str | None
 ) -> None:
     usual = {"data": {"name": "cifar100", "nodes": 10}, "model": {"name": "cnn"}, "topology": {"name": "full"}}
-    write_run(tmp_path / "one", rising(3), rates="constant", target=target, more=usual | changed)
+    write_run(tmp_path / "one", rising(3), rates="constant", target=target, smoothing=10, more=usual | changed)
     paper = contest_of(tmp_path).cells[0].paper
     assert (paper and paper.text) == text
 
@@ -277,7 +344,7 @@ def test_the_papers_sensitivity_goes_by_the_one_parameter_that_differs(tmp_path:
     default = {"threshold": 1e-3, "warmup_rounds": 10, "window": 5, "decay": 0.3, "balance": 0.6}
     usual = {"data": {"name": "cifar100", "nodes": 10}, "model": {"name": "cnn"}, "topology": {"name": "full"}}
     for name, own in {"default": {}, "window": {"window": 10}, "decay": {"decay": 0.1}}.items():
-        write_run(tmp_path / name, rising(3), target=0.29, more=usual | {"rates": default | own})
+        write_run(tmp_path / name, rising(3), target=0.29, smoothing=10, more=usual | {"rates": default | own})
     papers = {cell.row: cell.paper.text for cell in contest_of(tmp_path).cells if cell.paper}
     assert papers == {"default": "21 to 24 [default]", "window 10": "28", "decay 0.1": "29"}
 

@@ -14,7 +14,7 @@ from feda2l.report.curves import mean_curve
 from feda2l.report.find_runs import FoundRun, Notes
 from feda2l.report.layout import StudyRuns, TableLayout, label, lay_out, order, usual_values
 from feda2l.report.metrics import RoundsToTarget, rounds_over_seeds
-from feda2l.report.paper_numbers import PaperNumber, paper_number
+from feda2l.report.paper_numbers import Comparison, PaperNumber, compare_with_paper
 from feda2l.report.run_figures import Figures, first_rounds, smooth
 from feda2l.report.significance import PairedTest, paired_test
 
@@ -30,6 +30,7 @@ class Cell:
     row: str
     seeds: list[Figures]
     paper: PaperNumber | None = None
+    differs: tuple[str, ...] = ()  # the settings that keep the paper's number away
 
     @property
     def example(self) -> Figures:
@@ -280,7 +281,8 @@ def _cell(row: str, seeds: list[Figures], varied: tuple[str, ...], paper: bool, 
             notes.add("the same seed twice in one cell; both counted, the first one paired", figures.run.path)
         by_seed.setdefault(figures.run.seed, figures)
     seeds = sorted(seeds, key=lambda figures: figures.run.seed)
-    return Cell(row, seeds, paper_number(seeds[0].run, varied) if paper else None)
+    beside = compare_with_paper(seeds[0].run, varied) if paper else Comparison()
+    return Cell(row, seeds, beside.number, beside.differs)
 
 
 def _place(value: float, values: Iterable[float]) -> int | None:

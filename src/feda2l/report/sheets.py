@@ -1,7 +1,7 @@
 """A result table in words: what stands in which cell and which cell stands out, whatever it is printed as."""
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from feda2l.report.words import (
 Found = tuple[Contest, Cell] | None
 GRID_SHOWN = 7
 TESTS_SHOWN = 8
+NAMES_SHOWN = 6
 
 
 class SheetEntry(NamedTuple):
@@ -214,7 +215,8 @@ def _rounds_entries(found: Found) -> list[SheetEntry]:
     contest, cell = found
     ours = SheetEntry("no target")
     if contest.target is not None:
-        ours = SheetEntry(rounds_words(cell.reach, cell.rounds), contest.place(cell))
+        searched = " [search]" * bool(cell.over_seeds("search"))
+        ours = SheetEntry(rounds_words(cell.reach, cell.rounds) + searched, contest.place(cell))
     return [ours, SheetEntry(cell.paper.text if cell.paper else "")]
 
 
@@ -244,22 +246,27 @@ def _improvement_words(found: Found, roles: Sequence[Role]) -> str | None:
 
 def _rounds_notes(table: ResultTable) -> list[str]:
     windows = {(run.window, int(run.keys.get("evaluation.every", 1))) for run in table.runs}
-    searches = {
-        cell.row if len(table.blocks) == 1 else contest.block: cost[0]
-        for contest, cell in table.cells
-        if (cost := cell.over_seeds("search"))
-    }
     median = "Where a method reached it with some seeds only, all are ranked by the median, never is last."
     return [
         "Mean ± sample standard deviation over seeds (seeds that reached it / seeds). **First**, <u>second</u>.",
         *(_window_note(*each) for each in sorted(windows)),
         *[median] * any(contest.by == "median" for contest in table.contests),
-        *(f"{name}: its search before round 1 cost {cost:.0f} rounds more." for name, cost in searches.items()),
+        *(note for contest, cell in table.cells for note in search_notes(contest.where, cell)),
         *_firsts(table, controls=False),
         *_firsts(table, controls=True),
         *_test_notes(table),
         *_paper_notes(table),
     ]
+
+
+def search_notes(where: str, cell: Cell) -> list[str]:
+    """What the search of a method cost before its first round, where it searched."""
+    cost = cell.over_seeds("search")
+    if not cost:
+        return []
+    who = ", ".join(filter(None, (where, cell.row)))
+    words = f"its search before round 1 cost as much as {sum(cost) / len(cost):.0f} rounds, which are not counted"
+    return [f"[search] {who}: {words}."]
 
 
 def _window_note(window: int, every: int) -> str:
@@ -284,7 +291,22 @@ def _paper_notes(table: ResultTable) -> list[str]:
         "The paper's rounds are those of the seed-averaged curve, its spread the population's: set them beside "
         "`of the mean curve` and `population std` below."
     )
-    return [*[how] * bool(papers), *(f"[{flag}] {flag_texts()[flag]}." for flag in flags)]
+    apart = [(", ".join(filter(None, (c.where, cell.row))), cell.differs) for c, cell in table.cells]
+    return [*[how] * bool(papers), *(f"[{flag}] {flag_texts()[flag]}." for flag in flags), *difference_notes(apart)]
+
+
+def difference_notes(apart: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Say for which methods the paper's number is not shown, and which of their settings differ from the paper's."""
+    by_words: dict[str, list[str]] = {}
+    for name, differs in apart:
+        if differs:
+            by_words.setdefault(", ".join(differs), []).append(name)
+    return [f"The paper's number is not shown for {_listed(names)}: {words}." for words, names in by_words.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f"; and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return "; ".join(names[:NAMES_SHOWN]) + more
 
 
 def _firsts(table: ResultTable, *, controls: bool) -> list[str]:
