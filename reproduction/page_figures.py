@@ -7,7 +7,7 @@ import numpy as np
 
 from feda2l.errors import FedA2LError
 from feda2l.report.curves import Floats
-from feda2l.report.figures import decorate_score_axes, draw_score_band, draw_score_over_minutes
+from feda2l.report.draw_scores import decorate_score_axes, draw_score_band, draw_score_over_minutes
 from feda2l.report.machine_time import own_clock
 from feda2l.report.plots import new_figure, save_figure
 from feda2l.report.results import Cell, Contest

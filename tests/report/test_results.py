@@ -9,7 +9,7 @@ import polars
 import pytest
 
 from feda2l.errors import FedA2LError
-from feda2l.report.figures import seeds_band
+from feda2l.report.draw_scores import seeds_band
 from feda2l.report.find_runs import Notes
 from feda2l.report.report import read
 from feda2l.report.results import NEVER, Cell, Contest, ResultTable

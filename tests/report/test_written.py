@@ -12,7 +12,7 @@ import pytest
 from feda2l.errors import FedA2LError
 from feda2l.report import tensorboard_export
 from feda2l.report.compare import compare
-from feda2l.report.figures import steepest_layers
+from feda2l.report.draw_rates import steepest_layers
 from feda2l.report.find_runs import Notes, find_runs
 from feda2l.report.page import page
 from feda2l.report.related_work import OURS, related_work
@@ -292,7 +292,7 @@ def test_the_commands_write_all_files_and_print_what_they_found(
     for name in ("index.html", "table.md", "table.tex", "table.csv"):
         assert (out / name).stat().st_size > 500
     drawn = {path.name for path in (out / "figures").iterdir()}
-    for name in ("curves-ring", "curves-full", "best", "minutes", "rates"):
+    for name in ("curves-ring", "curves-full", "best", "minutes", "rates-ring-feda2l", "rates-full-feda2l"):
         assert {f"{name}.png", f"{name}.svg", f"{name}.pdf"} <= drawn
     call("compare", runs / "ring" / "constant-1", runs / "ring" / "feda2l-1")
     assert "B is ahead of A" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import polars
 
 from feda2l.errors import FedA2LError
 from feda2l.report.curves import Floats, mean_of, read_layers
-from feda2l.report.figures import seeds_band, seeds_seconds
+from feda2l.report.draw_scores import seeds_band, seeds_seconds
 from feda2l.report.find_runs import FoundRun
 from feda2l.report.results import Cell, Contest, ResultTable
 from feda2l.report.sheets import Sheet, sheets_of

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +111,8 @@ def plot_forecasts(found: "Forecasts", path: Path) -> None:
     save_figure(figure, path)
 
 
-def save_figure(figure: Any, path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure; the suffix of the path gives the format."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
