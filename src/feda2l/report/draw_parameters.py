@@ -14,6 +14,7 @@ from feda2l.report.words import scale_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 BALANCE = "rates.balance"
 PARAMETERS = ("rates.threshold", "rates.warmup_rounds", "rates.window", "rates.decay", BALANCE, "rates.base")
@@ -83,7 +84,7 @@ def balance_figure(table: ResultTable) -> tuple["Figure | None", list[str]]:
 def beta_panels(panels: Mapping[str, Sequence[Cell]], metric: str) -> "Figure":
     """One panel per setting with a curve for each beta; a beta has one colour and one entry in the legend."""
     figure, axes_list = new_figure(len(panels), 5 * len(panels), 4.5)
-    lines = {}
+    lines: dict[str, Line2D] = {}
     for axes, (where, cells) in zip(axes_list, panels.items(), strict=True):
         axes.set(xlabel="round", ylabel=score_title(metric), title=where)
         axes.grid(alpha=0.25)
@@ -95,7 +96,7 @@ def beta_panels(panels: Mapping[str, Sequence[Cell]], metric: str) -> "Figure":
             draw_target(axes, cells[0].example.run.target, metric)
         else:
             write_inside(axes, NOT_RUN)
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=max(len(lines), 1), fontsize=8)
+    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=max(len(lines), 1), fontsize=8)
     return figure
 
 

@@ -107,11 +107,11 @@ def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
 
 def _value(run: FoundRun, key: str) -> str:
     """What a run has of a key; one that is older than the key has what is the default since."""
-    return repr(run.keys.get(key, _defaults().get(key)))
+    return repr(run.keys.get(key, default_settings().get(key)))
 
 
 @functools.cache
-def _defaults() -> dict[str, Any]:
+def default_settings() -> dict[str, Any]:
     """Of the sections whose keys are the same for all runs; what a rule or an algorithm asks for is its own."""
     every = Spec().model_dump(exclude_none=True)
     shared = {section: every[section] for section in ("data", "topology", "training", "evaluation", "runtime")}

@@ -1,4 +1,4 @@
-"""How long a run took, where it had the machine to itself."""
+"""How long a run took if it had the machine to itself."""
 
 import numpy as np
 import polars
@@ -9,7 +9,7 @@ from feda2l.report.run_figures import Figures
 
 
 def own_seconds(figures: Figures) -> dict[str, Floats] | None:
-    """Seconds of every round by part; None for a run that shared the machine or kept no times."""
+    """Seconds of each round by part; None for a run that shared the machine or kept no times."""
     if figures.run.summary.get("pack") != 1:
         return None
     try:
@@ -23,9 +23,21 @@ def own_seconds(figures: Figures) -> dict[str, Floats] | None:
 
 
 def own_clock(figures: Figures) -> Floats | None:
-    """Seconds since the start after each round, evaluation not counted."""
+    """Seconds since the start at the end of each round, without evaluation; None as for `own_seconds`."""
     seconds = own_seconds(figures)
     if seconds is None:
         return None
     clock: Floats = np.cumsum(np.sum([seconds[part] for part in TRAINING if part in seconds], axis=0))
     return clock
+
+
+def seconds_per_round(figures: Figures) -> float | None:
+    """Mean seconds per round with evaluation; from the summary if the records are without timings.jsonl."""
+    seconds = own_seconds(figures)
+    if seconds is not None:
+        return float(np.sum(list(seconds.values()), axis=0).mean())
+    run = figures.run
+    total = run.summary.get("seconds")
+    if run.summary.get("pack") != 1 or run.folder.timings.exists() or not isinstance(total, dict):
+        return None
+    return sum(float(value) for value in total.values()) / len(figures.curve.score)

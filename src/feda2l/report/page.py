@@ -9,15 +9,15 @@ from feda2l.report.results import ResultTable
 from feda2l.report.sheets import Sheet
 
 
-def page(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str]) -> str:
-    """The page's HTML, plotly and data inside."""
+def page(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str], printed: Sequence[Sheet] = ()) -> str:
+    """The page's HTML with plotly and the data inside; `printed` are the tables of the paper."""
     return fill(
         part("page.html"),
         style=part("page.css"),
         panels=part("panels.html"),
         drawing=part("draw.js"),
         script=part("page.js"),
-        data=to_json(page_data(tables, related, notes)),
+        data=to_json(page_data(tables, related, notes, printed)),
         plotly=plotly("index.html", "plots"),  # last: it is the one text in which a mark could occur by chance
     )
 

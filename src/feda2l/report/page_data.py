@@ -30,17 +30,23 @@ MISSING = 65535
 ROLES = ("ours", "control", "constant", "baseline")
 
 
-def page_data(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str]) -> dict[str, Any]:
+def page_data(
+    tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str], printed: Sequence[Sheet] = ()
+) -> dict[str, Any]:
     """Everything the page draws; where something is missing there is a sentence in its place."""
     settings = [_setting(table, contest, several=len(tables) > 1) for table in tables for contest in table.contests]
     contests = [contest for table in tables for contest in table.contests]
     chosen = [(own["name"], cell) for own, contest in zip(settings, contests, strict=True) for cell in contest.cells]
     runs, left = _runs(chosen)
+    shown = [
+        {"title": table.title, "setting": setting_of(table), "sheets": [_sheet(s) for s in sheets_of(table)]}
+        for table in tables
+    ]
+    if printed:
+        setting = "All runs of this report that belong there, whatever their study; a cell without runs says so."
+        shown.append({"title": "In the paper's layout", "setting": setting, "sheets": [_sheet(s) for s in printed]})
     return {
-        "tables": [
-            {"title": table.title, "setting": setting_of(table), "sheets": [_sheet(s) for s in sheets_of(table)]}
-            for table in tables
-        ],
+        "tables": shown,
         "settings": settings,
         "runs": runs,
         "partitions": _partitions([cell.example.run for _, cell in chosen]),

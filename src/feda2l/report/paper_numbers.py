@@ -62,15 +62,23 @@ def compare_with_paper(run: FoundRun, varied: tuple[str, ...] = ()) -> Compariso
         return Comparison()
     fixed = fixed_settings(run, names)
     if run.falls:
-        row = _series_row(names)
-        return _compared(run, fixed, _number_of(row), row and float(row["target_mse"]))
+        return _compared(run, fixed, _number_of(_series_row(names)), printed_target(run))
     if names["method"] == "FedA2L" and any(key in PARAMETER for key in varied):
         return _sensitivity(run, names, fixed)
     if row := _robustness_row(run, names):
         apart = {key: value for key, value in fixed.items() if key not in NETWORK} | {"evaluation.smoothing": 15}
-        return _compared(run, apart, _number_of(row), float(row["target_accuracy_pct"]) / 100)
-    row = _row("main_results", **names)
-    return _compared(run, fixed, _main_number(names, row), row and float(row["target_accuracy_pct"]) / 100)
+        return _compared(run, apart, _number_of(row), printed_target(run))
+    return _compared(run, fixed, _main_number(names), printed_target(run))
+
+
+def printed_target(run: FoundRun) -> float | None:
+    """The target that the paper has for a run's setting, whatever the run's own; None for a setting without one."""
+    names = names_of(run)
+    if run.falls:
+        row = _series_row(names)
+        return float(row["target_mse"]) if row else None
+    row = _robustness_row(run, names) or _row("main_results", **names)
+    return float(row["target_accuracy_pct"]) / 100 if row else None
 
 
 def paper_number(run: FoundRun, varied: tuple[str, ...] = ()) -> PaperNumber | None:
@@ -142,8 +150,9 @@ def _robustness_row(run: FoundRun, names: Names) -> Row | None:
     return _row("robustness", algorithm=names["algorithm"], method=names["method"], setting=setting)
 
 
-def _main_number(names: Names, row: Row | None) -> PaperNumber | None:
+def _main_number(names: Names) -> PaperNumber | None:
     """The paper's rounds and minutes in its main setting."""
+    row = _row("main_results", **names)
     if row is None:
         return None
     time = time_row(names)

@@ -9,6 +9,7 @@ from feda2l.report.figures import draw_all
 from feda2l.report.find_runs import Notes, find_runs
 from feda2l.report.layout import studies_of
 from feda2l.report.page import page
+from feda2l.report.paper import draw_paper_figures, paper_sheets
 from feda2l.report.related_work import related_work
 from feda2l.report.results import ResultTable, tables_of
 from feda2l.report.run_figures import Figures, figures_of
@@ -17,7 +18,7 @@ from feda2l.report.write_tables import comma_separated, latex, markdown
 
 
 def read(folders: Sequence[Path], notes: Notes, *, paper: bool = True) -> tuple[list[ResultTable], list[Figures]]:
-    """The tables of all runs below the folders, and every run's numbers."""
+    """The tables of all runs below the folders, and the numbers of each run."""
     runs = find_runs(folders, notes)
     curves = read_curves(runs, notes)
     figures = {run.path: figures_of(run, curves[run.path]) for run in runs if run.path in curves}
@@ -31,23 +32,24 @@ def read(folders: Sequence[Path], notes: Notes, *, paper: bool = True) -> tuple[
 def report(
     folders: Sequence[Path], out: Path, *, tensorboard: bool = False, paper: bool = True
 ) -> tuple[list[ResultTable], list[str]]:
-    """Write everything to `out`; returned are the tables and what could not be shown, which the files say too."""
+    """Write everything to `out`; return the tables and what could not be shown, which the files say as well."""
     notes = Notes()
     tables, figures = read(folders, notes, paper=paper)
-    related = related_work()
+    related, printed = related_work(), paper_sheets(figures, numbers=paper)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if tensorboard:  # first: whoever asks for it without having it should not wait
+        if tensorboard:  # first, as it fails at once if TensorBoard is not installed
             from feda2l.report.tensorboard_export import export_tensorboard
 
             export_tensorboard(figures, out / "tensorboard")
         left_out = [*notes.lines(), *(f"not drawn, {words}" for words in draw_all(tables, out / "figures"))]
         draw_theory([one.run.path for one in figures], out / "figures" / "theory")
+        draw_paper_figures(figures, out / "figures")
         for name, text in (
             ("table.csv", comma_separated(tables)),
-            ("table.md", markdown(tables, [related], left_out)),
-            ("table.tex", latex(tables)),
-            ("index.html", page(tables, related, left_out)),
+            ("table.md", markdown(tables, [*printed, related], left_out)),
+            ("table.tex", latex(tables, printed)),
+            ("index.html", page(tables, related, left_out, printed)),
         ):
             (out / name).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -124,11 +124,11 @@ class Contest:
 
     def place(self, cell: Cell) -> int | None:
         """1 for the fastest, 2 for the next; equal ones share a place; None for the rest, and who never came."""
-        return _place(self.rounds(cell), map(self.rounds, self.cells))
+        return place_of(self.rounds(cell), map(self.rounds, self.cells))
 
     def simulated_place(self, cell: Cell) -> int | None:
         """The same for simulated seconds."""
-        return _place(self._ranked(cell.simulated), [self._ranked(other.simulated) for other in self.cells])
+        return place_of(self._ranked(cell.simulated), [self._ranked(other.simulated) for other in self.cells])
 
     def _ranked(self, reach: RoundsToTarget | None) -> float:
         value = reach and (reach.median if self.by == "median" else reach.mean)
@@ -138,7 +138,7 @@ class Contest:
         """The same for the best score."""
         falls = cell.example.run.falls
         means = [_mean_score(other, falls) for other in self.cells]
-        return _place(_mean_score(cell, falls), means)
+        return place_of(_mean_score(cell, falls), means)
 
     def fastest(self, roles: Sequence[Role]) -> Cell | None:
         """The fastest of these kinds; None where there is none."""
@@ -285,7 +285,8 @@ def _cell(row: str, seeds: list[Figures], varied: tuple[str, ...], paper: bool, 
     return Cell(row, seeds, beside.number, beside.differs)
 
 
-def _place(value: float, values: Iterable[float]) -> int | None:
+def place_of(value: float, values: Iterable[float]) -> int | None:
+    """1 for the lowest of the values, 2 for the next; equal values share a place; None for all others and `NEVER`."""
     distinct = sorted({other for other in values if other < NEVER})
     return next((place for place, other in enumerate(distinct[:2], start=1) if other == value), None)
 

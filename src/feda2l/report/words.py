@@ -81,8 +81,21 @@ def score_words(values: Sequence[float], metric: str) -> str:
     return _mean_words(values, *((".2f", ".2f") if metric == "accuracy" else (".5g", ".2g")), scale_of(metric))
 
 
-def seconds_words(values: Sequence[float], digits: int = 1) -> str:
-    return _mean_words(values, f".{digits}f", f".{digits}f")
+def seconds_words(values: Sequence[float]) -> str:
+    """Mean ± sample standard deviation of seconds or minutes; short times keep three digits."""
+    if not values:
+        return ""
+    mean, std = mean_and_std(values)
+    return few_digits(mean) + (f" ± {few_digits(std)}" if len(values) > 1 else "")
+
+
+def few_digits(value: float) -> str:
+    """One decimal, or three digits where that would show too little.
+
+    >>> [few_digits(value) for value in (0.0123, 4.5, 232.63, 0.0)]
+    ['0.0123', '4.5', '232.6', '0']
+    """
+    return f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def _mean_words(values: Sequence[float], mean_form: str, std_form: str, scale: int = 1) -> str:

@@ -47,13 +47,14 @@ def sheet_markdown(sheet: Sheet) -> str:
     return "\n".join(lines) + "".join(f"\n\n{note}" for note in sheet.notes)
 
 
-def latex(tables: Sequence[ResultTable]) -> str:
+def latex(tables: Sequence[ResultTable], extra: Sequence[Sheet] = ()) -> str:
     """A `table` environment for each sheet, for `\\input` in a paper that loads booktabs."""
     parts = ["% needs \\usepackage{booktabs}; made by `feda2l report`"]
     for table in tables:
         for sheet in sheets_of(table):
             if sheet.title != "All figures":
-                parts.append(_sheet_latex(sheet, f"{table.title}: {setting_of(table)}"))
+                parts.append(_sheet_latex(sheet, f"{sheet.title}. {table.title}: {setting_of(table)}"))
+    parts += [_sheet_latex(sheet, sheet.title) for sheet in extra]
     return "\n\n".join(parts) + "\n"
 
 
@@ -142,13 +143,13 @@ def _sheet_latex(sheet: Sheet, caption: str) -> str:
         if len(row) > 1 and not any(entry.text for entry in row[1:]):
             rows.append(rf"\multicolumn{{{len(row)}}}{{l}}{{\emph{{{escape(row[0].text)}}}}} \\")
             continue
-        if row[0].text.startswith("Improv."):
+        if any(entry.text.startswith("Improv.") for entry in row[:2]):
             rows.append(r"\addlinespace")
         rows.append(" & ".join(map(_latex_entry, row)) + r" \\")
     body = "\n".join(rows)
     return (
         "\\begin{table}\n\\centering\n"
-        f"\\caption{{{escape(f'{sheet.title}. {caption}')}}}\n"
+        f"\\caption{{{escape(caption)}}}\n"
         f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}"
     )
 
