@@ -26,7 +26,7 @@ def steepest_layers(run_layers: polars.DataFrame, count: int = LAYERS) -> tuple[
     return node, means.filter(polars.col("node") == node)["layer"].head(count).to_list()
 
 
-def rate_figure(cell: Cell) -> "Figure | None":
+def rate_figure(cell: Cell, title: str) -> "Figure | None":
     """One panel per layer for the first seed of a cell: its rate, and the two signals rescaled to 0..1.
 
     None if the records have no divergence.
@@ -39,7 +39,7 @@ def rate_figure(cell: Cell) -> "Figure | None":
     for axes, name in zip(panels, names, strict=True):
         own = frame.filter((polars.col("node") == node) & (polars.col("layer") == name)).sort("round")
         _draw_layer(axes, own, f"node {node}, layer {name}")
-    figure.suptitle(f"{cell.row}, seed {cell.example.run.seed}", fontsize=10)
+    figure.suptitle(f"{title}, seed {cell.example.run.seed}", fontsize=10)
     return figure
 
 

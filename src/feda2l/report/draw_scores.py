@@ -90,6 +90,8 @@ def draw_best_bars(axes: "Axes", groups: Sequence[Group], rows: Sequence[str], m
             for cell in cells
             if cell.row == row and (values := cell.over_seeds("best"))
         ]
+        if not best:
+            continue  # an empty set of bars would have a wrong colour in the legend
         places, means, stds = np.array(best).reshape(-1, 3).T
         axes.bar(places, means, width, yerr=stds, capsize=2, label=row, color=f"C{number % 10}", error_kw={"lw": 0.8})
         ends += [*(means - stds), *(means + stds)]
@@ -98,6 +100,7 @@ def draw_best_bars(axes: "Axes", groups: Sequence[Group], rows: Sequence[str], m
     else:
         margin = max(max(ends) - min(ends), 0.02 * abs(max(ends))) * 0.25
         axes.set_ylim(max(min(ends) - margin, 0), max(ends) + margin)  # differences are small; the label says so
+    axes.set_xlim(-0.6, len(groups) - 0.4)
     axes.set_xticks(range(len(groups)), [name for name, _ in groups], rotation=30, ha="right", fontsize=8)
     axes.set_ylabel(f"best {score_title(metric)} (axis cut)", fontsize=8)
     axes.grid(alpha=0.25, axis="y")

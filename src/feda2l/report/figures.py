@@ -96,7 +96,7 @@ def _rates(table: ResultTable, folder: Path, front: str) -> list[str]:
         return [f"rates of layers of {table.title}: no run of feda2l"]
     missing = _too_many("rates of layers", len(ours), table)
     for contest, cell in ours[:MOST_CONTESTS]:
-        figure = rate_figure(cell)
+        figure = rate_figure(cell, _name(contest, cell))
         if figure is None:
             missing.append(f"rates of layers of {table.title}: no divergence in the records of {_name(contest, cell)}")
             continue

@@ -17,7 +17,7 @@ def draw(runs: Sequence[Figures], folder: Path) -> None:
     grid = make_grid(runs, [COLUMN], ALGORITHMS)
     for algorithm in ALGORITHMS:
         cell = grid.cells.get((COLUMN, algorithm, OURS))
-        figure = None if cell is None else rate_figure(cell)
+        figure = None if cell is None else rate_figure(cell, f"{algorithm} with {OURS}, {COLUMN.title}")
         if figure is not None:
             save_formats(figure, folder / slug("figure-4", algorithm))
 

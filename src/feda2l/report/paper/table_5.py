@@ -46,13 +46,11 @@ def make(runs: Sequence[Figures], numbers: bool) -> Sheet | None:
 def _naive_notes(grid: Grid) -> list[str]:
     """The errors of forecasts that need no training, which a model must beat."""
     naive = {column.title: cell.example.run.naive for (column, _, _), cell in grid.cells.items()}
-    return [
-        f"{title} without training: "
-        + ", ".join(f"{naive_words(name)} has an MSE of {mse:.4g}" for name, mse in own.items())
-        + "."
+    words = {
+        title: ", ".join(f"the {naive_words(name)} has an MSE of {mse:.4g}" for name, mse in own.items())
         for title, own in naive.items()
-        if own
-    ]
+    }
+    return [f"{title}, forecasts without training: {text}." for title, text in words.items() if text]
 
 
 def _seconds_words(cell: Cell) -> str:
