@@ -91,7 +91,7 @@ def simulated_sheets(table: ResultTable) -> list[Sheet]:
         if cell.simulated and contest.target is not None:
             in_all = max(figures.simulated_in_all or 0.0 for figures in cell.seeds)
             first = SheetEntry(rounds_words(cell.simulated, f"{in_all:.2f}", digits=2), contest.simulated_place(cell))
-        rest = [seconds_words(cell.over_seeds(name)) for name in ("simulated_a_round", "simulated_in_all")]
+        rest = [seconds_words(cell.over_seeds(name), 2) for name in ("simulated_a_round", "simulated_in_all")]
         rows.append([SheetEntry(contest.where), SheetEntry(cell.row), first, *map(SheetEntry, rest)])
     header = ["setting", _row_title(table), "seconds to target", "seconds a round", "seconds in all"]
     notes = [

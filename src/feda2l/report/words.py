@@ -81,8 +81,10 @@ def score_words(values: Sequence[float], metric: str) -> str:
     return _mean_words(values, *((".2f", ".2f") if metric == "accuracy" else (".5g", ".2g")), scale_of(metric))
 
 
-def seconds_words(values: Sequence[float]) -> str:
-    """Mean ± sample standard deviation of seconds or minutes; short times keep three digits."""
+def seconds_words(values: Sequence[float], digits: int | None = None) -> str:
+    """Mean ± sample standard deviation of seconds or minutes; without `digits`, short times keep three digits."""
+    if digits is not None:
+        return _mean_words(values, f".{digits}f", f".{digits}f")
     if not values:
         return ""
     mean, std = mean_and_std(values)
