@@ -1,4 +1,4 @@
-"""Every run's curve over rounds, from the columns that are needed and no others."""
+"""The curve of each run over rounds; only the needed columns are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from feda2l.report.find_runs import FoundRun, Notes
 Floats = NDArray[np.float64]
 OPTIONAL = ("disagreement", "bytes_sent", "train_loss")
 SIMULATED = "simulated_seconds"
-DECIMALS = 12  # a mean of ten equal numbers may differ from them in the last bit, and a target must not hang on it
+DECIMALS = 12  # a mean of equal numbers may differ in the last bit, which must not decide whether a target is reached
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run over its rounds: entry r is round r + 1, NaN where nothing was measured."""
+    """One run over its rounds: entry r is round r + 1, and NaN if nothing was measured in it."""
 
     score: Floats  # the unweighted mean over nodes
     disagreement: Floats
     bytes_sent: Floats  # of all nodes together
-    last: Floats  # every node's score when it was last measured
-    seconds: Floats | None = None  # simulated, when the last node had completed the round; None: no time is simulated
+    last: Floats  # the last measured score of each node
+    seconds: Floats | None = None  # simulated, at which the last node completed the round; None: no time is simulated
 
 
 def read_curves(runs: Sequence[FoundRun], notes: Notes) -> dict[Path, Curve]:
-    """The curve of every run whose records can be read; the notes name the others."""
+    """The curve of each run with readable records; the notes name the others."""
     plans = {run.path: _by_round(rows, run.metric) for run in runs if (rows := _rows(run, notes)) is not None}
     curves: dict[Path, Curve] = {}
     lengths = {run.path: int(run.summary.get("rounds", 0)) for run in runs}
@@ -45,12 +45,12 @@ def read_curves(runs: Sequence[FoundRun], notes: Notes) -> dict[Path, Curve]:
 
 
 def read_layers(run: FoundRun) -> polars.DataFrame | None:
-    """One row per node, layer and round with rate, divergence and stability; None where the records have none."""
+    """One row per node, layer and round with rate, divergence and stability; None if the records have no layers."""
     return run.records.layers(("round", "node", "layer", "rate", "divergence", "stability"))
 
 
 def mean_curve(curves: Sequence[Floats]) -> Floats:
-    """The mean over seeds of each round that all of them have, as scores are compared with targets."""
+    """The mean over seeds of each round that all of them have, rounded so that it can be compared with a target."""
     return mean_of(curves).round(DECIMALS)
 
 
@@ -62,7 +62,7 @@ def mean_of(curves: Sequence[Floats]) -> Floats:
 
 
 def _rows(run: FoundRun, notes: Notes) -> polars.LazyFrame | None:
-    """One row per node and round, not read yet; from the lines where the Parquet file is missing or cut off."""
+    """One row per node and round, read lazily; from rounds.jsonl if the Parquet file is missing or damaged."""
     lacks = list[str]()
     try:
         rows = run.records.rounds()
@@ -103,7 +103,7 @@ def _collect(plans: dict[Path, polars.LazyFrame], notes: Notes) -> dict[Path, po
         return dict(zip(plans, polars.collect_all(list(plans.values())), strict=True))
     except polars.exceptions.PolarsError:
         frames = {}
-        for path, plan in plans.items():  # one of them is damaged inside: find out which
+        for path, plan in plans.items():  # one of them is damaged inside; read them one by one
             try:
                 frames[path] = plan.collect()
             except polars.exceptions.PolarsError as error:

@@ -1,4 +1,4 @@
-"""How runs become tables: which keys of their specs make rows, columns, blocks and tables of their own."""
+"""Lay out runs as tables: which keys of their specs make rows, columns, blocks and separate tables."""
 
 import functools
 import tomllib
@@ -14,7 +14,7 @@ from feda2l.rates import RULES
 from feda2l.report.find_runs import IRRELEVANT, FoundRun, Notes, flatten
 from feda2l.spec.spec import Spec
 
-# keys that others often depend on come first: a key that tells no two runs apart after these has no column
+# keys that other keys depend on come first; a later key gets a column only if it separates runs further
 FIRST = (
     "data.name",
     "model.name",
@@ -32,7 +32,7 @@ APART = ("data.name", "evaluation.target", "evaluation.on", "evaluation.smoothin
 
 @dataclass(frozen=True)
 class StudyRuns:
-    """Runs that belong together, and what their study's [report] asks for."""
+    """Runs that belong together, and the `[report]` section of their study."""
 
     name: str
     runs: list[FoundRun]
@@ -41,7 +41,7 @@ class StudyRuns:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The keys of each direction; a table is for runs that differ in nothing but rows, columns and blocks."""
+    """The keys of each direction; the runs of a table differ only in keys of its rows, columns and blocks."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -50,7 +50,7 @@ class TableLayout:
 
 
 def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[StudyRuns]:
-    """Runs by the study whose folder they lie in; those of one study in several folders are one."""
+    """Group runs by the study whose folder contains them; a study may be spread over several folders."""
     ends = {folder.resolve().parent for folder in top}
     groups: dict[str, list[FoundRun]] = defaultdict(list)
     wishes: dict[str, Mapping[str, Any]] = {}
@@ -63,7 +63,7 @@ def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[StudyRuns]
 
 
 def lay_out(runs: Sequence[FoundRun], wishes: Mapping[str, Any], notes: Notes) -> TableLayout:
-    """Rows and columns as the study wishes them; else rate rules down, algorithms in blocks, the rest across."""
+    """Rows and columns as the study sets them; by default rate rules are rows, algorithms blocks, the rest columns."""
     rows, columns = _wished(wishes, "rows"), _wished(wishes, "columns")
     left = _without(varying_keys(runs, notes), *rows, *columns)
     if not rows:
@@ -83,9 +83,9 @@ def _starting(start: str, keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
-    """The keys in which runs differ; a key that follows from others (a rule's parameters) is none of its own."""
+    """The keys in which runs differ, without keys that follow from others, such as the parameters of a rule."""
     every = set[str]().union(*(run.keys for run in runs))
-    # a control is paired with the run of its own seed, so that key differs with the seed and says no more
+    # a control is paired with the run of its own seed, so this key differs with the seed only
     ignored = {"seed", "name", "rates.paired", "runtime.checkpoint_seconds", *IRRELEVANT}
     pairs = {(run.seed, run.keys.get("data.partition_seed")) for run in runs}
     if len(pairs) == len(dict(pairs)):  # one partition seed for each seed
@@ -101,32 +101,32 @@ def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
             chosen.append(key)
             parts = count
         elif key.startswith(("training.", "data.", "topology.", "model.init", "algorithm.buffers")):
-            notes.add("differs together with other keys, so its effect cannot be told from theirs", key)
+            notes.add("differs together with other keys, so its effect cannot be separated from theirs", key)
     return chosen
 
 
 def _value(run: FoundRun, key: str) -> str:
-    """What a run has of a key; one that is older than the key has what is the default since."""
+    """The value of a key; a record older than the key has its default."""
     return repr(run.keys.get(key, default_settings().get(key)))
 
 
 @functools.cache
 def default_settings() -> dict[str, Any]:
-    """Of the sections whose keys are the same for all runs; what a rule or an algorithm asks for is its own."""
+    """The defaults of the sections whose keys are the same for all runs, by dotted key."""
     every = Spec().model_dump(exclude_none=True)
     shared = {section: every[section] for section in ("data", "topology", "training", "evaluation", "runtime")}
     return flatten(shared) | {"rates.window_form": "sample"}  # runs made before this key existed are like today's
 
 
 def label(run: FoundRun, keys: Iterable[str], usual: Mapping[str, Any] | None = None) -> str:
-    """What the keys are in this run, in words: `feda2l, window 5`; what is as usual goes without saying."""
+    """Describe the keys of a run, for example `feda2l, window 5`; usual values are left out."""
     there = [key for key in keys if key in run.keys]
     told = [key for key in there if usual is None or key not in usual or run.keys[key] != usual[key]]
     return ", ".join(_word(key, run.keys[key]) for key in told) or ("default" if there else "all")
 
 
 def usual_values(runs: Iterable[FoundRun], keys: Sequence[str]) -> dict[str, Any]:
-    """Of several numbers that make a row, the value most runs have of each: a row is called by what differs from it."""
+    """The most common value of each of several numbers; a row is named by the values that differ from it."""
     numbers = [key for key in keys if not key.endswith("name")]
     if len(numbers) < 2:
         return {}
@@ -135,7 +135,7 @@ def usual_values(runs: Iterable[FoundRun], keys: Sequence[str]) -> dict[str, Any
 
 
 def order(run: FoundRun, keys: Iterable[str]) -> tuple[Hashable, ...]:
-    """Rules and algorithms in the order of `feda2l list`, numbers by size, words by letter."""
+    """Sort rules and algorithms as `feda2l list` does, numbers by size and other values by letter."""
     listed = {"rates.name": list(RULES), "algorithm.name": list(ALGORITHMS)}
     places: list[Hashable] = []
     for key in keys:
@@ -163,7 +163,7 @@ def _wished(wishes: Mapping[str, Any], what: str) -> tuple[str, ...]:
 
 
 def _study_above(folder: Path, ends: set[Path]) -> tuple[str, Mapping[str, Any]]:
-    """The study whose folder this is or lies in, no higher than the folders the report was asked for."""
+    """The study that this folder is in, not above the folders given to the report."""
     for place in (folder, *folder.parents):
         file = place / "study.toml"
         if file.exists():

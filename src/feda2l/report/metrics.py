@@ -1,4 +1,4 @@
-"""Figures over several runs of one method: what its seeds came to together."""
+"""Statistics over the seeds of one method."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class RoundsToTarget(NamedTuple):
-    """Rounds to a target over seeds. Never reached is censored, not a number."""
+    """Rounds to a target over seeds. A seed that does not reach it is censored."""
 
     reached: int
     runs: int
-    median: float | None  # censored runs count as later than every round; None if the median is among them
-    mean: float | None  # only where every run reached it
+    median: float | None  # censored runs count as later than every round; None if the median is censored
+    mean: float | None  # only if every run reached it
     std: float | None  # of the sample
 
     @property
@@ -20,7 +20,7 @@ class RoundsToTarget(NamedTuple):
 
 
 def rounds_over_seeds(rounds: Sequence[float | None]) -> RoundsToTarget:
-    """Rounds, or seconds, of every seed.
+    """Summarize the rounds, or seconds, of all seeds.
 
     >>> rounds_over_seeds([12, None, 14])
     RoundsToTarget(reached=2, runs=3, median=14, mean=None, std=None)

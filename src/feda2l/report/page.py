@@ -1,4 +1,4 @@
-"""One page that holds everything it needs: it opens from a disk, without a network."""
+"""One self-contained HTML page: it opens from a disk, without a network."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -18,12 +18,12 @@ def page(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str], pr
         drawing=part("draw.js"),
         script=part("page.js"),
         data=to_json(page_data(tables, related, notes, printed)),
-        plotly=plotly("index.html", "plots"),  # last: it is the one text in which a mark could occur by chance
+        plotly=plotly("index.html", "plots"),  # last, as it is the only text that could contain a mark by chance
     )
 
 
 def part(name: str) -> str:
-    """A piece of a page, as it lies in the package."""
+    """A part of a page, from the package."""
     return (files("feda2l.report") / "page_parts" / name).read_text(encoding="utf-8")
 
 
@@ -35,7 +35,7 @@ def fill(html: str, **texts: str) -> str:
 
 
 def plotly(what: str, extra: str) -> str:
-    """The library that draws the figures."""
+    """The source of plotly.js, which draws the figures."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What the page shows, as plain values small enough to stand in it."""
+"""The data of the page, as plain values that are small enough to be embedded."""
 
 import base64
 import json
@@ -19,10 +19,10 @@ from feda2l.report.words import naive_words, setting_of
 from feda2l.spec.spec import Spec
 
 POINTS = 240  # of a curve
-BINS = 100  # rounds of a heat map; more are averaged in bins
-NODES = 32  # of heat maps
-HEAT_BYTES = 4_000_000  # of all heat maps together
-RUNS = 80  # whose spec, graph and rates are in the page
+BINS = 100  # columns of a heat map; with more rounds, each is a mean over several
+NODES = 32  # nodes in heat maps
+HEAT_BYTES = 4_000_000  # size of all heat maps together
+RUNS = 80  # runs with spec, graph and rates in the page
 GRAPH_NODES = 150
 PARTITIONS = 4
 PARTITION_CELLS = 8000
@@ -33,7 +33,7 @@ ROLES = ("ours", "control", "constant", "baseline")
 def page_data(
     tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str], printed: Sequence[Sheet] = ()
 ) -> dict[str, Any]:
-    """Everything the page draws; where something is missing there is a sentence in its place."""
+    """Everything that the page draws; a sentence replaces what is missing."""
     settings = [_setting(table, contest, several=len(tables) > 1) for table in tables for contest in table.contests]
     contests = [contest for table in tables for contest in table.contests]
     chosen = [(own["name"], cell) for own, contest in zip(settings, contests, strict=True) for cell in contest.cells]
@@ -56,12 +56,12 @@ def page_data(
 
 
 def to_json(data: Mapping[str, Any]) -> str:
-    """For a <script>: no tag can end inside it, and there is no NaN."""
+    """JSON for a <script>: it contains no closing tag and no NaN."""
     return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
 
 
 def numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
-    """With as many digits as a screen can show; NaN is null."""
+    """Round to the digits that a screen can show; NaN becomes null."""
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
 
 
@@ -114,7 +114,7 @@ def _method(contest: Contest, cell: Cell) -> dict[str, Any]:
 
 
 def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """One run (the first seed) of each method; heat maps as long as there is room, FedA2L's first."""
+    """The first seed of each method; heat maps up to the size limit, those of FedA2L first."""
     notes = []
     by_role = sorted(range(len(chosen)), key=lambda number: ROLES.index(chosen[number][1].role))[:RUNS]
     if len(chosen) > RUNS:
@@ -125,7 +125,7 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[st
     for number in by_role:
         setting, cell = chosen[number]
         run = cell.example.run
-        heat: dict[str, Any] | str = "no room left in the page; make a report of this run's folder alone"
+        heat: dict[str, Any] | str = "the page is full; make a report of this run's folder alone"
         if room > 0:
             heat = heat_of(run)
             room -= (
@@ -190,20 +190,20 @@ def heat_of(run: FoundRun) -> dict[str, Any] | str:
 
 
 def packed(values: Floats) -> dict[str, Any]:
-    """Sixteen bits a value between the lowest and the highest; `top` is where the colours end."""
+    """Sixteen bits per value between the lowest and the highest; `top` is the end of the colour scale."""
     there = values[np.isfinite(values)]
     if not len(there):
         return {"low": 0, "high": 0, "top": 0, "values": ""}
     low, high = float(there.min()), float(there.max())
     scaled = np.round((values - low) / ((high - low) or 1.0) * (MISSING - 1))
     whole = np.where(np.isfinite(values), scaled, MISSING).astype("<u2")
-    # one layer that starts at zero must not take all the colours
+    # a single extreme layer must not use up the colour scale
     top = float(np.percentile(there, 98))
     return {"low": low, "high": high, "top": top, "values": base64.b64encode(whole.tobytes()).decode()}
 
 
 def edges_of(run: FoundRun) -> list[list[int]] | str:
-    """Who hears whom (every edge of a period once), or why it is not drawn."""
+    """The edges of the graph, each edge of a period once, or the reason why it is not drawn."""
     from feda2l.topology import build
 
     keys = run.keys
@@ -214,7 +214,7 @@ def edges_of(run: FoundRun) -> list[list[int]] | str:
         options = {key: keys[f"topology.{key}"] for key in ("k", "p", "seed", "file") if f"topology.{key}" in keys}
         graph = build(str(keys.get("topology.name")), nodes, **options)
     except (FedA2LError, OSError, TypeError) as error:
-        return f"the graph cannot be built again: {error}"
+        return f"the graph cannot be rebuilt: {error}"
     pairs = {(min(i, j), max(i, j)) for phase in graph.period for i, near in enumerate(phase) for j in near}
     return [list(pair) for pair in sorted(pairs)]
 
@@ -225,7 +225,7 @@ def _partition_key(run: FoundRun) -> str:
 
 
 def _partitions(runs: Iterable[FoundRun]) -> dict[str, dict[str, Any] | str]:
-    """Samples of each class at each node, where the data are at hand."""
+    """The number of samples of each class at each node, if the data are available."""
     found: dict[str, dict[str, Any] | str] = {}
     for run in runs:
         key = _partition_key(run)
@@ -243,14 +243,14 @@ def _counts(run: FoundRun) -> dict[str, Any] | str:
 
     name = run.keys.get("data.name")
     if name == "tinyimagenet" or ":" in str(name):
-        return f"{name} is not read for a picture alone; feda2l run SPEC --show-partition draws it"
+        return f"{name} is too large to read for this figure; feda2l run SPEC --show-partition draws it"
     try:
         spec = Spec.parse(run.spec)
         dataset = load_data(spec.data)
         parts = partition_of(spec, dataset)
     except (FedA2LError, OSError):
-        # a page is passed on: where data lie on this machine is nobody's business
-        return f"the data are not at hand ({name} is not in the data folder, or cannot be dealt as the spec says)"
+        # a page may be shared, so it must not name paths of this machine
+        return f"the data are not available ({name} is not in the data folder, or cannot be assigned as the spec says)"
     own = dataset.train.targets(torch.arange(len(dataset.train))) if dataset.classes else dataset.groups
     if own is None:
         return f"{name} has neither classes nor groups to show"
@@ -261,7 +261,7 @@ def _counts(run: FoundRun) -> dict[str, Any] | str:
 
 
 def _thin(at: Any) -> Any:
-    """At most POINTS of the places, the last one always among them."""
+    """At most `POINTS` of the places, always with the last one."""
     if len(at) <= POINTS:
         return at
     return at[np.unique(np.linspace(0, len(at) - 1, POINTS).round().astype(int))]

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from feda2l.runs.forecast import Forecasts
 
 
-SHOWN = 4  # variates of a forecast that fit a figure
+SHOWN = 4  # variates that fit a figure of forecasts
 
 
 def new_figure(columns: int, width: float, height: float, rows: int = 1) -> "tuple[Figure, Sequence[Axes]]":
-    """A figure without a display, its panels row by row; or an error that says how to get matplotlib."""
+    """A figure that needs no display, and its panels row by row.
+
+    Raises:
+        FedA2LError: matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -39,9 +43,9 @@ def plot_rules(
     path: Path,
     decay: NDArray[np.float64] | None = None,
 ) -> None:
-    """Accuracy of each rule (mean over seeds, band = smallest to largest), and one node's layer-wise rates.
+    """Accuracy of each rule (mean over seeds, band from minimum to maximum), and the layer-wise rates of one node.
 
-    `curves` are [seeds, rounds], `rates` is [rounds, layers], `decay` the same node's rate under decay_only.
+    `curves` are [seeds, rounds], `rates` is [rounds, layers], `decay` is the rate of the same node under decay_only.
     """
     figure, (left, right) = new_figure(2, 12, 4.5)
     for name, values in curves.items():
@@ -82,7 +86,7 @@ def plot_partition(
 
 
 def plot_forecasts(found: "Forecasts", path: Path) -> None:
-    """A column a window, a row a variate (the first few): what was seen, what followed, what was forecast."""
+    """One column per window and one row per variate (the first few): input, truth and forecast."""
     shown = found.variates[:SHOWN]
     columns = len(found.windows)
     figure, panels = new_figure(columns, min(1.5 + 3.6 * columns, 24), 0.9 + 2.4 * len(shown), rows=len(shown))

@@ -7,12 +7,12 @@ from rich.table import Table
 
 from feda2l.report.compare import compare
 from feda2l.report.report import report
-from feda2l.report.sheets import Sheet, scores_sheet, sheets_of
+from feda2l.report.sheets import Sheet, SheetEntry, scores_sheet, sheets_of
 from feda2l.report.words import setting_of
 
 
 def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bool) -> None:
-    """Make the report and show its first tables; what was left out comes last, where it is seen."""
+    """Make the report and show its first tables; what was left out comes last, so that it is noticed."""
     tables, left_out = report(folders, out, tensorboard=tensorboard, paper=paper)
     for table in tables:
         _say(f"{table.title}: {setting_of(table)}")
@@ -25,7 +25,7 @@ def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bo
 
 
 def print_comparison(first: Path, second: Path) -> None:
-    """A table of both sides, and a sentence."""
+    """Print the measures of both sides and a verdict."""
     found = compare(first, second)
     _say(f"A: {found.first}", f"B: {found.second}", f"seeds: {', '.join(map(str, found.seeds))}")
     for measure in found.measures:
@@ -43,8 +43,13 @@ def _shown(sheet: Sheet) -> Table:
     for number, column in enumerate(sheet.header):
         shown.add_column(column, justify="right" if number else "left")
     for row in sheet.rows:
-        shown.add_row(*({1: f"[bold]{e.text}[/]", 2: f"[u]{e.text}[/]"}.get(e.place or 0, _plain(e.text)) for e in row))
+        shown.add_row(*(_marked(entry) for entry in row))
     return shown
+
+
+def _marked(entry: SheetEntry) -> str:
+    text = _plain(entry.text)
+    return {1: f"[bold]{text}[/]", 2: f"[u]{text}[/]"}.get(entry.place or 0, text)
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The paper's related-work table beside what is implemented here under which name."""
+"""The paper's table of related work beside the methods that are implemented here."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from feda2l.report.sheets import Sheet, SheetEntry
 
 
 class Ours(NamedTuple):
-    """What our implementation of a method does; without a server all of them are another thing than the original."""
+    """What our implementation of a method does; without a server, each differs from the original."""
 
     name: str
     layer_wise: bool
@@ -36,7 +36,7 @@ OURS = {
 
 
 def related_work() -> Sheet:
-    """The paper's answer / ours, for each question."""
+    """For each question, the paper's answer and ours."""
     header = ["method", "`feda2l list`", "layer-wise", "per round", "server-free", "no extra message"]
     header += ["signal: the paper", "signal: here"]
     rows = []
@@ -49,7 +49,7 @@ def related_work() -> Sheet:
             [SheetEntry(text) for text in (row["method"], ours.name, *answers, row["signal_source"], ours.signal)]
         )
     notes = [
-        "The paper's answer for the original / what the version here does: it has no server, so what a server sees "
-        "is taken from the node's own neighbourhood. FLARE and FLAYER are our readings (see `feda2l list`).",
+        "Each entry is the paper's answer for the original / the answer for our version. Ours has no server: what a "
+        "server would see is taken from the neighbours of a node. FLARE and FLAYER are our readings (see `feda2l list`).",
     ]
     return Sheet("Related work", header, rows, notes)

@@ -1,4 +1,4 @@
-"""Tables as values: methods of a setting side by side, who is first, by how much, and whether seeds can show it."""
+"""Tables as values: the methods of each setting, which is first, by how much, and whether it is significant."""
 
 import math
 from collections import defaultdict
@@ -25,7 +25,7 @@ _Groups = dict[tuple[str, str], dict[tuple[str, ...], dict[str, list[Figures]]]]
 
 @dataclass(frozen=True)
 class Cell:
-    """A method in a setting: its seeds."""
+    """A method in a setting, with its seeds."""
 
     row: str
     seeds: list[Figures]
@@ -38,13 +38,13 @@ class Cell:
 
     @cached_property
     def role(self) -> Role:
-        """What its rule is in a comparison; a user's rule is a baseline."""
+        """The role of its rule in a comparison; a user's rule is a baseline."""
         kind = RULES.get(str(self.example.run.keys.get("rates.name")))
         return kind.role if kind is not None else "baseline"
 
     @property
     def rounds(self) -> int:
-        """The rounds each seed had; of unequal ones the fewest."""
+        """The rounds of each seed; if they differ, the fewest."""
         return min(figures.run.rounds for figures in self.seeds)
 
     @property
@@ -53,7 +53,7 @@ class Cell:
 
     @cached_property
     def sound(self) -> list[Figures]:
-        """The seeds that did not diverge; where all did, all."""
+        """The finite seeds; if no seed is finite, all of them."""
         return [figures for figures in self.seeds if not figures.run.non_finite] or self.seeds
 
     @cached_property
@@ -62,16 +62,16 @@ class Cell:
 
     @cached_property
     def simulated(self) -> RoundsToTarget | None:
-        """Simulated seconds to the target; None where a seed has no simulated time."""
+        """Simulated seconds to the target; None if a seed has no simulated time."""
         if any(figures.curve.seconds is None for figures in self.seeds):
             return None
         return rounds_over_seeds([figures.simulated for figures in self.seeds])
 
     @cached_property
     def curve_averaged(self) -> int | None:
-        """As the paper counts: the seeds' mean curve, smoothed, its first round at the target.
+        """The first round at which the smoothed mean curve of the seeds reaches the target, as the paper counts.
 
-        A mean of curves of which one broke off is none.
+        None if a seed is non-finite, as its curve ends early.
         """
         run = self.example.run
         if run.target is None or self.non_finite:
@@ -80,7 +80,7 @@ class Cell:
         return first_rounds(smooth(mean, run.window), [run.target], falls=run.falls)[0]
 
     def over_seeds(self, what: str) -> list[float]:
-        """A figure of every seed that has it."""
+        """The value of an attribute for each seed that has it."""
         return [value for figures in self.seeds if (value := getattr(figures, what)) is not None]
 
     @cached_property
@@ -91,7 +91,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Contest:
-    """The methods of one setting, which differ in nothing but the row."""
+    """The methods of one setting, which differ only in the row."""
 
     block: str
     column: str
@@ -99,7 +99,7 @@ class Contest:
 
     @property
     def where(self) -> str:
-        """The setting in words; empty where the table has one setting only."""
+        """The setting in words; empty if the table has one setting only."""
         return " / ".join(word for word in (self.block, self.column) if word != "all")
 
     @property
@@ -108,22 +108,22 @@ class Contest:
 
     @property
     def naive(self) -> tuple[str, float] | None:
-        """The better of the forecasts that need no training, and its MSE; None where nothing is forecast."""
+        """The better forecast without training and its MSE; None if nothing is forecast."""
         naive = self.cells[0].example.run.naive
         return min(naive.items(), key=lambda item: item[1], default=None)
 
     @cached_property
     def by(self) -> Literal["mean", "median"]:
-        """What rounds are ranked by: the mean, or where only some seeds of a method reached the target, the median."""
+        """What rounds are ranked by: the mean, or the median if only some seeds of a method reached the target."""
         partly = any(0 < cell.reach.reached < cell.reach.runs for cell in self.cells)
         return "median" if partly else "mean"
 
     def rounds(self, cell: Cell) -> float:
-        """The ranked figure; infinite where the target was not reached."""
+        """The value for ranking; infinite if the target was not reached."""
         return self._ranked(cell.reach)
 
     def place(self, cell: Cell) -> int | None:
-        """1 for the fastest, 2 for the next; equal ones share a place; None for the rest, and who never came."""
+        """1 for the fastest, 2 for the next; ties share a place; None for all others."""
         return place_of(self.rounds(cell), map(self.rounds, self.cells))
 
     def simulated_place(self, cell: Cell) -> int | None:
@@ -141,14 +141,14 @@ class Contest:
         return place_of(_mean_score(cell, falls), means)
 
     def fastest(self, roles: Sequence[Role]) -> Cell | None:
-        """The fastest of these kinds; None where there is none."""
+        """The fastest cell with one of these roles; None if there is none."""
         own = [cell for cell in self.cells if cell.role in roles]
         return min(own, key=self.rounds) if own else None
 
     def improvement(self, cell: Cell, roles: Sequence[Role] = RIVALS["other rule"]) -> tuple[float, bool] | None:
-        """Rounds saved against the fastest of the others, in percent; True: more than that, since none of them came.
+        """Rounds saved against the fastest of the others, in percent; True: a lower bound, as none of them reached it.
 
-        Where none came, the paper prints 100 %; all that is known is that they need more rounds than they had.
+        In that case the paper prints 100 %. All that is known is that they need more rounds than they had.
         """
         rival = self.fastest(roles)
         if rival is None or self.target is None:
@@ -161,7 +161,7 @@ class Contest:
         return 100 * (theirs - ours) / theirs, never
 
     def speed_up(self, cell: Cell) -> tuple[float, bool] | None:
-        """Times as fast as the (fastest) constant rate; True: at least that, since the constant rate never came."""
+        """How many times as fast as the fastest constant rate; True: a lower bound, as that did not reach the target."""
         constant = self.fastest(["constant"])
         if constant is None or self.rounds(cell) == NEVER:
             return None
@@ -169,7 +169,7 @@ class Contest:
         return (constant.rounds if never else self.rounds(constant)) / self.rounds(cell), never
 
     def test(self, cell: Cell, rival: Cell) -> PairedTest | None:
-        """Rounds of `cell` against the rival's, seed by seed; a seed that never came counts as one round too many."""
+        """Test the rounds of two cells, paired by seed; a target that is not reached counts as one round more."""
         theirs = {figures.run.seed: figures.rounds_to_target for figures in rival.seeds}
         pairs = [(theirs[f.run.seed], f.rounds_to_target) for f in cell.seeds if f.run.seed in theirs]
         if not pairs or self.target is None:
@@ -177,7 +177,7 @@ class Contest:
         return paired_test([first for first, _ in pairs], [second for _, second in pairs])
 
     def tests(self, cell: Cell) -> Iterator[tuple[str, Cell, PairedTest | None]]:
-        """Test FedA2L against the fastest of each kind of rivals, unless neither reached the target."""
+        """Test FedA2L against the fastest rival of each kind, unless neither reached the target."""
         for kind, roles in RIVALS.items() if cell.role == "ours" else ():
             rival = self.fastest(roles)
             if rival and not self.rounds(cell) == self.rounds(rival) == NEVER:
@@ -186,7 +186,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Contests with the same rows: blocks down, columns across."""
+    """Settings with the same rows, in blocks and columns."""
 
     title: str
     study: str
@@ -224,12 +224,12 @@ class ResultTable:
         return list(dict.fromkeys(contest.block for contest in self.contests))
 
     def races(self, *, controls: bool) -> list[tuple[Contest, list[Cell]]]:
-        """The settings in which two methods or more ran and anyone reached the target, and who ran."""
+        """The settings with two methods or more of which one reached the target, and these methods."""
         runners = [(c, [cell for cell in c.cells if controls or cell.role != "control"]) for c in self.contests]
         return [(c, cells) for c, cells in runners if len(cells) > 1 and min(map(c.rounds, cells)) < NEVER]
 
     def firsts(self, *, controls: bool) -> dict[str, tuple[int, int]]:
-        """In how many races each row was fastest: ties counted, and alone."""
+        """In how many settings each row was fastest: with ties, and alone."""
         count: dict[str, tuple[int, int]] = {}
         for contest, cells in self.races(controls=controls):
             best = min(map(contest.rounds, cells))
@@ -243,7 +243,7 @@ class ResultTable:
 def tables_of(
     study: StudyRuns, figures: Mapping[Path, Figures], notes: Notes, *, paper: bool = True
 ) -> list[ResultTable]:
-    """The study's tables; runs with different data or targets share one only if the study says so."""
+    """The tables of a study; runs with different data or targets share one only if the study asks for it."""
     runs = [run for run in study.runs if run.path in figures]
     if not runs:
         return []
@@ -278,7 +278,9 @@ def _cell(row: str, seeds: list[Figures], varied: tuple[str, ...], paper: bool, 
     by_seed: dict[int, Figures] = {}
     for figures in seeds:
         if figures.run.seed in by_seed:
-            notes.add("the same seed twice in one cell; both counted, the first one paired", figures.run.path)
+            notes.add(
+                "the same seed twice in one cell; both are counted, the first is used in paired tests", figures.run.path
+            )
         by_seed.setdefault(figures.run.seed, figures)
     seeds = sorted(seeds, key=lambda figures: figures.run.seed)
     beside = compare_with_paper(seeds[0].run, varied) if paper else Comparison()

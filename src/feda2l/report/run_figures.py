@@ -1,4 +1,4 @@
-"""What one run came to: rounds and time to its target, rounds to a grid of targets, the best score three ways."""
+"""Results of one run: rounds and time to its target, rounds to a grid of targets, and three kinds of best score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ ERROR_GRID = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5)  # times the target
 
 @dataclass(frozen=True)
 class Figures:
-    """One run in numbers. A target that was never reached is None: more than `run.rounds`, by how much is not known."""
+    """One run in numbers. A target that was not reached is None: it needs more than `run.rounds`."""
 
     run: FoundRun
     curve: Curve
     reached: int | None
-    best: float | None  # of the raw curve
+    best: float | None  # on the raw curve
     best_smoothed: float | None
     last_10: float | None
-    seconds: float | None = None  # to the target: train, mix, adapt; only of a run that had the machine to itself
+    seconds: float | None = None  # to the target, without evaluation; only if the run had the machine to itself
     seconds_with_evaluation: float | None = None
     grid: dict[float, int | None] = field(default_factory=dict)
 
     @property
     def rounds_to_target(self) -> int:
-        """For tests and differences: a target that was never reached counts as one round more than the run has."""
+        """For tests and differences: a target that was not reached counts as one round more than the run has."""
         return self.run.rounds + 1 if self.reached is None else self.reached
 
     @property
@@ -40,13 +40,13 @@ class Figures:
 
     @property
     def search(self) -> float | None:
-        """What a search before round 1 cost, in rounds; not part of the rounds to the target."""
+        """The cost of a search before round 1, in rounds; it is not part of the rounds to the target."""
         cost = self.run.summary.get("search", {}).get("rounds")
         return None if cost is None else float(cost)
 
     @property
     def simulated(self) -> float | None:
-        """Simulated seconds to the target; None where it was not reached, or no time is simulated."""
+        """Simulated seconds to the target; None if it was not reached or no time is simulated."""
         if self.curve.seconds is None or self.reached is None:
             return None
         return float(self.curve.seconds[self.reached - 1])
@@ -67,7 +67,7 @@ class Figures:
 
 
 def figures_of(run: FoundRun, curve: Curve) -> Figures:
-    """One run's numbers; rounds are counted from 1, as everywhere."""
+    """Compute the numbers of a run; rounds are counted from 1."""
     targets = [] if run.target is None else [run.target]
     grid = _grid(run)
     smoothed = smooth(curve.score, run.window)
@@ -77,7 +77,7 @@ def figures_of(run: FoundRun, curve: Curve) -> Figures:
     measured = curve.score[~np.isnan(curve.score)]
     wide = smooth(curve.score, int(run.keys.get("evaluation.smoothing", 10)))
     alone = _seconds(run, reached) if reached else (None, None)
-    # a run that diverged has no end to speak of
+    # the scores of a non-finite run are not comparable
     return Figures(
         run=run,
         curve=curve,
@@ -92,7 +92,7 @@ def figures_of(run: FoundRun, curve: Curve) -> Figures:
 
 
 def smooth(curve: Floats, window: int) -> Floats:
-    """The trailing mean over `window` evaluations, NaN where there are not that many yet.
+    """The trailing mean over `window` evaluations; NaN before there are so many.
 
     >>> smooth(np.array([1.0, np.nan, 2.0, 3.0]), 2)
     array([nan, nan, 1.5, 2.5])
@@ -119,14 +119,14 @@ def first_rounds(smoothed: Floats, targets: Sequence[float], *, falls: bool = Fa
 
 
 def _grid(run: FoundRun) -> list[float]:
-    """Targets around the one that was set, so that no single one decides."""
+    """Targets around the one that was set, so that no single target decides."""
     if run.falls:
         return [] if run.target is None else [float(f"{run.target * factor:.6g}") for factor in ERROR_GRID]
     return [number / 20 for number in range(1, 20)]
 
 
 def _seconds(run: FoundRun, reached: int) -> tuple[float | None, float | None]:
-    """Time to the target without and with evaluation; None for a run that shared the machine with others."""
+    """Time to the target without and with evaluation; None if the run shared the machine with others."""
     if run.summary.get("pack") != 1:
         return None, None
     target = run.summary.get("target", {})
@@ -138,7 +138,7 @@ def _seconds(run: FoundRun, reached: int) -> tuple[float | None, float | None]:
         parts = [float(until[part].sum()) for part in TRAINING if part in until.columns]
         return sum(parts), sum(parts) + (float(until["evaluate"].sum()) if "evaluate" in until.columns else 0.0)
     except (OSError, polars.exceptions.PolarsError):
-        # records without timings.jsonl, as they are published; the summary's figure is of its own target round
+        # published records have no timings.jsonl; the seconds in the summary are to its own target round
         if target.get("round") == reached:
             return target.get("seconds"), target.get("seconds_with_evaluation")
         return None, None

@@ -1,4 +1,4 @@
-"""A result table in words: what stands in which cell and which cell stands out, whatever it is printed as."""
+"""A result table as text: the entry of each cell and its mark, independent of the output format."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -35,7 +35,7 @@ class SheetEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Sheet:
-    """A header and rows of the same length, a title above and sentences below."""
+    """A header and rows of the same length, with a title and notes."""
 
     title: str
     header: list[str]
@@ -44,14 +44,14 @@ class Sheet:
 
 
 def sheets_of(table: ResultTable) -> list[Sheet]:
-    """Rounds to the target, scores, every figure of every method, and rounds to a grid of targets."""
+    """All sheets of a table: rounds to the target, scores, times, all figures, and rounds to a grid of targets."""
     sheets = [rounds_sheet(table)] if any(contest.target is not None for contest in table.contests) else []
     times = [*simulated_sheets(table), *time_sheets(table)]
     return [*sheets, scores_sheet(table), *times, details_sheet(table), *grid_sheets(table)]
 
 
 def rounds_sheet(table: ResultTable) -> Sheet:
-    """Rules down, settings across, as the paper prints it; the paper's own numbers beside ours."""
+    """One row per rule and one column per setting, as in the paper, with the paper's numbers beside ours."""
     paper = {contest.column for contest, cell in table.cells if cell.paper}
     header = [_row_title(table)]
     for column in table.columns:
@@ -77,12 +77,12 @@ def scores_sheet(table: ResultTable) -> Sheet:
     what = "Best accuracy, %" if table.metric == "accuracy" else f"Lowest test {table.metric.upper()}"
     header = [_row_title(table), *(table.metric if column == "all" else column for column in table.columns)]
     rows = [row for block in table.blocks for row in _block_rows(table, block, entries, ())]
-    notes = ["Of the raw curve, mean over nodes, mean ± sample standard deviation over seeds."]
+    notes = ["From the raw curve of the mean over nodes; mean ± sample standard deviation over seeds."]
     return Sheet(what, header, rows, notes)
 
 
 def simulated_sheets(table: ResultTable) -> list[Sheet]:
-    """Seconds on the network that was simulated, where one was: to the target, a round, and in all."""
+    """Seconds on the simulated network, if there is one: to the target, per round and in total."""
     if not any(cell.simulated for _, cell in table.cells):
         return []
     rows = []
@@ -93,16 +93,16 @@ def simulated_sheets(table: ResultTable) -> list[Sheet]:
             first = SheetEntry(rounds_words(cell.simulated, f"{in_all:.2f}", digits=2), contest.simulated_place(cell))
         rest = [seconds_words(cell.over_seeds(name), 2) for name in ("simulated_a_round", "simulated_in_all")]
         rows.append([SheetEntry(contest.where), SheetEntry(cell.row), first, *map(SheetEntry, rest)])
-    header = ["setting", _row_title(table), "seconds to target", "seconds a round", "seconds in all"]
+    header = ["setting", _row_title(table), "seconds to target", "seconds per round", "seconds in total"]
     notes = [
-        "Simulated: what the rounds would have taken on the network of the spec ([network]); a round counts when its "
-        "last node has completed it. Mean ± sample standard deviation over seeds. **First**, <u>second</u>."
+        "The time that the rounds would take on the network of the spec ([network]); a round is complete when its last "
+        "node is. Mean ± sample standard deviation over seeds. **First**, <u>second</u>."
     ]
     return [Sheet("Simulated time", header, rows, notes)]
 
 
 def time_sheets(table: ResultTable) -> list[Sheet]:
-    """Minutes to the target beside the paper's, where runs had the machine to themselves."""
+    """Minutes to the target beside the paper's, of runs that had the machine to themselves."""
     if not any(cell.over_seeds("seconds_with_evaluation") for _, cell in table.cells):
         return []
     rows = []
@@ -111,12 +111,12 @@ def time_sheets(table: ResultTable) -> list[Sheet]:
         theirs = "" if cell.paper is None or cell.paper.minutes is None else f"{cell.paper.minutes:.1f}"
         rows.append([SheetEntry(text) for text in (contest.where, cell.row, *map(seconds_words, minutes), theirs)])
     header = ["setting", _row_title(table), "minutes", "minutes with evaluation", "the paper, minutes"]
-    notes = ["Of the seeds that reached the target. The paper counts evaluation in, on an RTX 4090."]
+    notes = ["Of the seeds that reached the target. The paper includes evaluation, on an RTX 4090."]
     return [Sheet("Time to target", header, rows, notes)]
 
 
 def details_sheet(table: ResultTable) -> Sheet:
-    """Every figure of every method in every setting."""
+    """All results of each method in each setting."""
     header = [*_told(table, "block", "setting"), _row_title(table), "reached", "median", "mean ± std", "population std"]
     header += ["of the mean curve", "against constant", "best", "best smoothed", "last 10"]
     header += ["s to target", "s with evaluation", "MB sent"]
@@ -125,15 +125,15 @@ def details_sheet(table: ResultTable) -> Sheet:
         for contest, cell in table.cells
     ]
     notes = [
-        "of the mean curve: the seeds' curves averaged first, as the paper counts; against constant: rounds of the "
-        "constant rate over those of the method; seconds: train, mix and adapt, only of runs that had the machine to "
-        "themselves.",
+        "of the mean curve: from the mean of the seeds' curves, as the paper counts. Against constant: rounds of the "
+        "constant rate divided by those of the method. Seconds: training, mixing and adapting, only of runs that had "
+        "the machine to themselves.",
     ]
     return Sheet("All figures", header, [[SheetEntry(text) for text in row] for row in rows], notes)
 
 
 def grid_sheets(table: ResultTable) -> list[Sheet]:
-    """Rounds to several targets; for tables of many settings the CSV has them."""
+    """Rounds to several targets; for tables with many settings, only the CSV has them."""
     if len(table.contests) > 4:
         return []
     sheets = []
@@ -146,7 +146,9 @@ def grid_sheets(table: ResultTable) -> list[Sheet]:
             [SheetEntry(cell.row), *(_grid_entry(cell.grid[target]) for target in targets)] for cell in contest.cells
         ]
         header = [_row_title(table), *(f"{target:g}" if falls else f"{100 * target:g} %" for target in targets)]
-        notes = ["Median over seeds; a seed that never came counts as later than all; -: not reached."]
+        notes = [
+            "Median over seeds; a seed that does not reach the target counts as later than all others; -: not reached."
+        ]
         where = f": {contest.where}" if contest.where else ""
         sheets.append(Sheet(f"Rounds to a grid of targets{where}", header, rows, notes))
     return sheets
@@ -158,7 +160,7 @@ def _grid_entry(reach: RoundsToTarget) -> SheetEntry:
 
 
 def shown_targets(contest: Contest) -> list[float]:
-    """The hardest targets of the grid that anyone reached: the easy ones tell nothing apart."""
+    """The hardest targets of the grid that a method reached, as all methods reach the easy ones alike."""
     reached = [
         target
         for target in contest.cells[0].grid
@@ -191,14 +193,14 @@ def _details(contest: Contest, cell: Cell, metric: str) -> list[str]:
 
 
 def _told(table: ResultTable, block: str, column: str) -> list[str]:
-    """Of a block and a column those that the table has several of."""
+    """The block and the column, each only if the table has several."""
     return [word for word, words in ((block, table.blocks), (column, table.columns)) if len(words) > 1]
 
 
 def _block_rows(
     table: ResultTable, block: str, entries: Callable[[Found], list[SheetEntry]], paper: Collection[str]
 ) -> list[list[SheetEntry]]:
-    """A row per method, ours and the `paper` columns' entries, below the name of the block where there are several."""
+    """One row per method, below the name of the block if there are several; `paper` names columns with two entries."""
     blank = [SheetEntry("")] * (len(table.columns) + len(paper))
     rows = [[SheetEntry(block), *blank]] if len(table.blocks) > 1 else []
     for row in _rows_of(table, block):
@@ -209,7 +211,7 @@ def _block_rows(
 
 
 def _rounds_entries(found: Found) -> list[SheetEntry]:
-    """Our rounds and the paper's."""
+    """Our rounds and the paper's rounds."""
     if found is None:
         return [SheetEntry(""), SheetEntry("")]
     contest, cell = found
@@ -234,19 +236,19 @@ def _improvement_rows(table: ResultTable, block: str, paper: set[str]) -> list[l
 
 
 def _improvement_words(found: Found, roles: Sequence[Role]) -> str | None:
-    """The rounds that are saved against the fastest of these rivals; None where there is no rival."""
+    """The rounds saved against the fastest of these rivals; None if there is no rival."""
     if found is None or (rival := found[0].fastest(roles)) is None:
         return None
     contest, cell = found
     gain = contest.improvement(cell, roles)
     if gain is None:
         return "not reached" if contest.rounds(cell) == NEVER else ""
-    return f"> {gain[0]:+.1f} % (none of them came)" if gain[1] else f"{gain[0]:+.1f} % ({rival.row})"
+    return f"> {gain[0]:+.1f} % (none of them reached it)" if gain[1] else f"{gain[0]:+.1f} % ({rival.row})"
 
 
 def _rounds_notes(table: ResultTable) -> list[str]:
     windows = {(run.window, int(run.keys.get("evaluation.every", 1))) for run in table.runs}
-    median = "Where a method reached it with some seeds only, all are ranked by the median, never is last."
+    median = "If only some seeds of a method reached the target, all methods are ranked by the median."
     return [
         "Mean ± sample standard deviation over seeds (seeds that reached it / seeds). **First**, <u>second</u>.",
         *(_window_note(*each) for each in sorted(windows)),
@@ -288,8 +290,8 @@ def _paper_notes(table: ResultTable) -> list[str]:
     papers = [cell.paper for _, cell in table.cells if cell.paper]
     flags = dict.fromkeys(flag for number in papers for flag in number.flags)
     how = (
-        "The paper's rounds are those of the seed-averaged curve, its spread the population's: set them beside "
-        "`of the mean curve` and `population std` below."
+        "The paper's rounds are from the mean curve of the seeds, with the population standard deviation. Compare them "
+        "with `of the mean curve` and `population std` below."
     )
     apart = [(", ".join(filter(None, (c.where, cell.row))), cell.differs) for c, cell in table.cells]
     return [*[how] * bool(papers), *(f"[{flag}] {flag_texts()[flag]}." for flag in flags), *difference_notes(apart)]
@@ -310,13 +312,15 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _firsts(table: ResultTable, *, controls: bool) -> list[str]:
-    """Who was fastest how often; who runs alone wins nothing."""
+    """How often each method was fastest; a method without a rival does not count."""
     if controls and all(cell.role != "control" for _, cell in table.cells):
         return []
     races = len(table.races(controls=controls))
     firsts = table.firsts(controls=controls).items()
     words = ", ".join(f"{row} {tied} ({alone} alone)" for row, (tied, alone) in firsts if tied)
-    what = "The same with the controls in the race" if controls else "Fastest where two ran or more and anyone came"
+    what = (
+        "The same with the controls" if controls else "Fastest, of settings with two methods or more of which one came"
+    )
     return [f"{what}, {races} setting{'s' * (races != 1)}, ties counted: {words}."] if races else []
 
 

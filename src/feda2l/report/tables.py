@@ -12,12 +12,12 @@ from feda2l.report.words import beyond_words
 
 
 def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rounds: int, seconds: float) -> Table:
-    """One row a method: rounds to target, best accuracy and time, over the summaries of its seeds."""
+    """One row per method: rounds to target, best accuracy and time, over the summaries of its seeds."""
     count = sum(map(len, runs.values()))
     seeds = max(map(len, runs.values()))
     table = Table(title=f"rounds to {target:.0%} and best accuracy over {seeds} seed{'s' * (seeds > 1)}")
     table.add_column("rate rule", no_wrap=True)
-    for column in ("reached", "median", "mean ± std", "best, %", "worst", "s a run"):
+    for column in ("reached", "median", "mean ± std", "best, %", "worst", "s per run"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, summaries in runs.items():
         finished = [summary for summary in summaries if summary["status"] == "finished"]
@@ -35,9 +35,9 @@ def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rou
 
 
 def partition_table(counts: NDArray[np.int64], class_names: Sequence[str], *, series: bool = False) -> Table:
-    """Who holds what: nodes x classes, or the sites of a series; many of them are shown as a count of those held.
+    """Samples of each class, or windows of each site, at each node; many classes are shown as a count.
 
-    Names of sites are long: then a few are many.
+    As names of sites are long, a few of them already count as many.
     """
     one, many, samples = ("site", "sites", "windows") if series else ("class", "classes", "samples")
     table = Table(title=f"{samples} of each {one} at each node")

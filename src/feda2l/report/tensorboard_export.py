@@ -1,4 +1,4 @@
-"""Runs for TensorBoard: scores a round, and each layer's mean rate, sigma and zeta."""
+"""Write runs for TensorBoard: scores per round, and the mean rate, sigma and zeta of each layer."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from feda2l.trackers.tensorboard import EventFile
 
 
 def export_tensorboard(runs: Iterable[Figures], folder: Path) -> None:
-    """A folder of events for each run. Steps are rounds, tags those of `feda2l run --track tensorboard`."""
+    """Write one folder of events per run. Steps are rounds; tags are those of `feda2l run --track tensorboard`."""
     EventFile.demand()
     taken: set[str] = set()
     for figures in runs:

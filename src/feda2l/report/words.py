@@ -1,4 +1,4 @@
-"""Figures of runs in words, the same in every table, page and message."""
+"""Results as text, the same in every table, page and message."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -21,7 +21,7 @@ SETTING = {
 
 
 def setting_of(table: ResultTable) -> str:
-    """What all runs of the table have in common, in one line."""
+    """What all runs of a table have in common, in one line."""
     runs, parts = table.runs, []
     for key, words in SETTING.items():
         value = shared(run.keys.get(key) for run in runs)
@@ -43,12 +43,12 @@ def shared(values: Iterable[T]) -> T | None:
 
 
 def scale_of(metric: str) -> int:
-    """What a score is multiplied by where it is shown: accuracies are in percent."""
+    """The factor for showing a score: accuracies are shown in percent."""
     return 100 if metric == "accuracy" else 1
 
 
 def naive_words(name: str) -> str:
-    """What a forecast without training repeats."""
+    """The name of a forecast without training."""
     return {"last_value": "last value", "window_mean": "mean of what is seen"}.get(name, name)
 
 
@@ -57,7 +57,7 @@ def target_words(target: float, *, falls: bool) -> str:
 
 
 def rounds_words(reach: RoundsToTarget, rounds: int | str, digits: int = 1) -> str:
-    """Mean and spread where every seed came; else the median, or that it is beyond the last round.
+    """Mean and spread if every seed reached the target; otherwise the median, or that it is beyond the last round.
 
     >>> rounds_words(RoundsToTarget(reached=2, runs=3, median=14, mean=None, std=None), 100)
     'median 14 (2/3)'
@@ -72,7 +72,7 @@ def rounds_words(reach: RoundsToTarget, rounds: int | str, digits: int = 1) -> s
 
 
 def beyond_words(value: float | None, rounds: int | str) -> str:
-    """The round of a median or mean curve, or that it is beyond the last one."""
+    """The round of a median or mean curve, or that it is beyond the last round."""
     return f"> {rounds}" if value is None else f"{value:g}"
 
 
@@ -113,7 +113,7 @@ def speed_words(contest: Contest, cell: Cell) -> str:
 
 
 def significance_lines(contest: Contest) -> list[str]:
-    """Whether FedA2L's difference to the fastest other rule, and to the fastest control, is more than chance."""
+    """Whether the difference of FedA2L to the fastest other rule, and to the fastest control, is significant."""
     lines = []
     where = f"{contest.where}: " if contest.where else ""
     for cell in contest.cells:

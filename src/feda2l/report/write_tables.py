@@ -28,7 +28,7 @@ FIGURES = ("best", "best_smoothed", "last_10", "seconds", "seconds_with_evaluati
 
 
 def markdown(tables: Sequence[ResultTable], extra: Sequence[Sheet], left_out: Sequence[str]) -> str:
-    """Everything for reading: tables, the related work, what was left out."""
+    """All tables, the related work, and what was left out."""
     parts = ["# Results"]
     for table in tables:
         parts += [f"## {table.title}", setting_of(table)]
@@ -37,7 +37,7 @@ def markdown(tables: Sequence[ResultTable], extra: Sequence[Sheet], left_out: Se
     for sheet in extra:
         parts += [f"## {sheet.title}", sheet_markdown(sheet)]
     if left_out:
-        parts += ["## Left out, or to be known", "\n".join(f"- {line}" for line in left_out)]
+        parts += ["## Left out, or worth knowing", "\n".join(f"- {line}" for line in left_out)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -59,7 +59,7 @@ def latex(tables: Sequence[ResultTable], extra: Sequence[Sheet] = ()) -> str:
 
 
 def comma_separated(tables: Sequence[ResultTable]) -> str:
-    """Long form, a line a method and setting, numbers as they are (accuracies as shares)."""
+    """Long form: one line per method and setting, with raw numbers (accuracies as fractions)."""
     lines = [_csv_line(table, contest, cell) for table in tables for contest, cell in table.cells]
     header = list(dict.fromkeys(key for line in lines for key in line))
     text = io.StringIO()
@@ -113,7 +113,7 @@ def _csv_line(table: ResultTable, contest: Contest, cell: Cell) -> dict[str, obj
 
 
 def _comparisons(contest: Contest, cell: Cell) -> dict[str, object]:
-    """How the method compares with the constant rate and, if it is FedA2L, with its rivals."""
+    """The comparison of a method with the constant rate and, for FedA2L, with its rivals."""
     line: dict[str, object] = {}
     if speed := contest.speed_up(cell):
         line |= {"speed_up": speed[0], "speed_up_is_at_least": speed[1]}

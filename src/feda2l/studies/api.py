@@ -17,7 +17,7 @@ from feda2l.trackers.observers import Observers
 def load_study(
     name: str | Path, *, sets: Sequence[str] = (), reading: Reading | None = None, seeds: int | None = None
 ) -> Study:
-    """A study by name or file, with what differs."""
+    """Load a study by name or from a file, with overrides."""
     more = [f'reading="{reading}"'] * bool(reading) + ([] if seeds is None else [f"seeds={seeds}"])
     return Study.load(name, [*sets, *more])
 
@@ -89,7 +89,7 @@ def _plan(work: StudyRun) -> list[str]:
 def _cost(work: StudyRun) -> list[str]:
     try:
         return work.cost()
-    except FedA2LError as error:  # without the data the plan is still of use
+    except FedA2LError as error:  # the plan is useful without the data too
         return [f"time unknown: {error}"]
 
 

@@ -1,4 +1,4 @@
-"""The cells of a study: every combination of its axes with every variant, and the extra ones, each with a name."""
+"""The cells of a study: every combination of its axes with every variant, and the extra cells, each with a name."""
 
 import itertools
 import re
@@ -20,15 +20,15 @@ STAGES = "stages"  # the folder beside the cells' that holds the trials of the f
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One setting of a study, of which every seed is a run."""
+    """One setting of a study; each seed of it is one run."""
 
     name: str
-    values: Table  # a partial spec, what the reading adds included
-    source: str  # for messages: the file and the cell
+    values: Table  # a partial spec, including what the reading adds
+    source: str  # the file and the cell, for messages
     variant: str | None = None
     axes: Table = field(default_factory=dict)
-    block: str = ""  # of a reading that has several
-    tuned: bool = False  # is one of its keys found in a first stage?
+    block: str = ""  # for a reading with several blocks
+    tuned: bool = False  # whether a first stage finds one of its keys
     partition_varies: bool = False  # with the seed
     paired: str | None = None  # the cell whose run of the same seed it follows, and whose tuned key it takes
 
@@ -37,7 +37,7 @@ class StudyCell:
         return Spec.parse(self._values(seed, name, changes), self.source)
 
     def check(self, seed: int, overrides: Sequence[str]) -> Spec:
-        """The spec of a run, any mistake in which is put down to where it was made."""
+        """The spec of a run; an error names the file, cell or override that caused it."""
         return Spec.parse(self._values(seed, None, {}), self.source, overrides)
 
     def _values(self, seed: int, name: str | None, changes: Mapping[str, Any]) -> Table:
@@ -61,7 +61,7 @@ def expand(study: "Study", source: str, tuned: str | None, overrides: Sequence[s
 
 
 def _read_cells(study: "Study", source: str, tuned: str | None) -> Iterator[StudyCell]:
-    """Every cell as the study's reading has it; names may repeat."""
+    """Every cell under the study's reading; names may repeat."""
     partition_varies = study.reading is not None and READINGS[study.reading].partition_varies
     for variant, axes, own in _combinations(study):
         given = merged(study.base, own)
@@ -76,14 +76,14 @@ def _read_cells(study: "Study", source: str, tuned: str | None) -> Iterator[Stud
 
 
 def target_of(cell: StudyCell, cells: Sequence[StudyCell], name: str) -> StudyCell | None:
-    """The cell that `target_from` names for a cell: its variant's own of that name, else the one of that name."""
+    """The cell that `target_from` names for a cell: that of the same variant, otherwise the one with that name."""
     names = ((cell.variant, name, cell.block), (cell.variant, name), (name, cell.block), (name,))
     by_name = {cell.name: cell for cell in cells}
     return next((by_name[own] for own in ("-".join(filter(None, parts)) for parts in names) if own in by_name), None)
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Table:
-    """The tables as one; what `more` says wins."""
+    """Merge two tables; values of `more` win."""
     result = dict(base)
     for key, value in more.items():
         before = result.get(key)
@@ -101,14 +101,14 @@ def nested(key: str, value: Any) -> Table:
 
 
 def has(table: Mapping[str, Any], key: str) -> bool:
-    """Does a table hold the dotted key?"""
+    """Whether a table has the dotted key."""
     section, _, rest = key.partition(".")
     inside = table.get(section)
     return section in table and (not rest or (isinstance(inside, Mapping) and has(inside, rest)))
 
 
 def _combinations(study: "Study") -> Iterator[tuple[str | None, Table, Table]]:
-    """A variant's name, the axes' values and both as a partial spec; then the extra cells."""
+    """The name of a variant, the values of the axes, and both as a partial spec; the extra cells come last."""
     variants: list[tuple[str | None, Table]] = [*study.variants.items()] or [(None, {})]
     if study.axes or study.variants or not study.extra:
         for variant, partial in variants:
@@ -123,13 +123,13 @@ def _combinations(study: "Study") -> Iterator[tuple[str | None, Table, Table]]:
 
 
 def _word(key: str, value: Any) -> str:
-    """An axis value as part of a name: a word stands for itself, anything else after the last word of its key."""
+    """An axis value as part of a name: a string as it is, any other value after the last part of its key."""
     text = str(value) if isinstance(value, str) else f"{key.split('.')[-1]}-{str(value).lower()}"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
 
 
 def _unique(cells: list[StudyCell]) -> list[StudyCell]:
-    """Names that a folder can have once: a second one of the same name gets a number."""
+    """Make the names unique, as each is a folder: a repeated name gets a number."""
     seen: Counter[str] = Counter({STAGES: 1})
     result = []
     for cell in cells:
@@ -140,7 +140,7 @@ def _unique(cells: list[StudyCell]) -> list[StudyCell]:
 
 
 def _refuse_twins(cells: list[StudyCell], specs: list[Spec], source: str) -> None:
-    """Two cells that would run the same thing are a mistake."""
+    """Raise an error if two cells would run the same spec."""
     known: dict[str, str] = {}
     for cell, spec in zip(cells, specs, strict=True):
         plain = spec.model_dump(exclude={"name"})

@@ -1,4 +1,4 @@
-"""What a study will cost here, before it starts: from timings in its folder, or from a few measured steps."""
+"""Estimate what a study costs on this machine: from timings in its folder, or from a few measured steps."""
 
 import math
 import os
@@ -24,25 +24,25 @@ from feda2l.studies.study_folder import Job
 from feda2l.worker_pool import default_processes
 
 STEPS = 2  # of each node that is measured
-LATELY = 20  # timings that tell the pace
-LARGE = 2e7  # parameters that a calibration trains at most
+LATELY = 20  # timings that give the pace
+LARGE = 2e7  # most parameters that a calibration trains
 SCORED = 64  # test samples
 PACKED = 10  # runs of small models that are measured together
 
 
 class RoundTime(NamedTuple):
-    """Seconds of one run's round when the machine is full, and where they come from."""
+    """Seconds per round of one run on a fully used machine, and how they were found."""
 
     seconds: float
     how: str
 
 
 def pace_so_far(jobs: Sequence[Job]) -> RoundTime | None:
-    """The pace of runs of this kind in the folder; None if none has run."""
+    """The pace of the runs of this kind in the folder; None if none of them has started."""
     for job in jobs:
         lines = job.folder.read_timings()[-LATELY:]
         if lines:
-            # a pack's training and evaluation are one time for all of its runs
+            # the runs of a pack train and evaluate together, so they share these seconds
             shared = sum((line.get("train", 0.0) + line.get("evaluate", 0.0)) / line["pack"] for line in lines)
             own = sum(line.get("mix", 0.0) + line.get("adapt", 0.0) for line in lines)
             return RoundTime((shared + own) / len(lines), f"the last {len(lines)} timed rounds of {job.spec.name}")
@@ -50,9 +50,9 @@ def pace_so_far(jobs: Sequence[Job]) -> RoundTime | None:
 
 
 def calibrate(specs: Sequence[Spec], data: Loaded) -> RoundTime:
-    """The pace of a run from a few steps of the first one's nodes, on the engine that it will have.
+    """Measure the pace of a run from a few steps of the first run's nodes, on the engine that it will use.
 
-    Perceptrons are measured as the pack that they will be: there a second run costs next to nothing.
+    Perceptrons are measured as a pack, as they will run: a second run then costs almost nothing.
     """
     with specs[0].at_fault():
         runs = [assemble(specs[0], data)]
@@ -68,7 +68,7 @@ def calibrate(specs: Sequence[Spec], data: Loaded) -> RoundTime:
     try:
         with one_thread():
             jobs = [job for run in runs for job in run.live.jobs(run.live.exchange.present(1)[:nodes])]
-            engine.train(jobs)  # the first is slower
+            engine.train(jobs)  # the first call is slower
             started = time.perf_counter()
             engine.train(jobs)
             trained = time.perf_counter()
@@ -76,27 +76,27 @@ def calibrate(specs: Sequence[Spec], data: Loaded) -> RoundTime:
             ended = time.perf_counter()
     finally:
         engine.close()
-    # of all the runs' nodes only so many were at work
+    # only some of the nodes of all runs were measured
     alike = len(runs) * nodes / runs[0].live.plan.nodes
     seconds = ((trained - started) * shares.train + (ended - trained) * shares.score) / alike
     return RoundTime(seconds, f"{steps} measured steps of {nodes} nodes of {' and '.join(_few(runs))}")
 
 
 class Shares(NamedTuple):
-    """How much longer a round trains and scores than what is measured."""
+    """How much longer a whole round trains and scores than the measured part."""
 
     train: float
     score: float
 
 
 def _cut(run: Assembled, steps: int, scored: int) -> tuple[Assembled, Shares]:
-    """The run with a few batches and test samples per node only."""
+    """Cut a run to a few batches and test samples per node."""
     plan, member = run.live.plan, run.live.plan.member
     training = member.training
     shards = [shard[: training.batch_size * steps] for shard in member.shards]
     test = torch.arange(min(scored, len(member.test)))
     whole = len(member.test) if member.tests is None else sum(map(len, member.tests)) / len(member.tests)
-    # where all average with all, they hold one model, unless each keeps its statistics
+    # on a full graph all nodes hold one model, unless each keeps its own statistics
     one = run.spec.topology.name == "full" and plan.buffers != "local" and member.tests is None
     models = 1 if one else len(shards) + 1
     cut = replace(plan, member=replace(member, shards=shards, tests=[test] * len(shards)))
@@ -110,19 +110,19 @@ def _few(runs: Sequence[Assembled]) -> list[str]:
 
 
 def pack_rows(spec: Spec, run: Assembled) -> int:
-    """How many nodes to train as one population: enough to fill the machine, few enough to see runs end."""
+    """How many nodes to train as one population: enough to use the machine, few enough for runs to end early."""
     if run.device.type != "cpu":
-        return 240  # more are hardly faster; a seed of most studies, whose cells share much; what does not fit is split
+        return 240  # more are hardly faster; one seed of most studies fits; too large packs are split
     states = 3 + len(OPTIMIZER_STATE[spec.training.optimizer])
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     fits = memory // (4 * Layout.of(run.model).width * states)
-    # a perceptron's nodes train in one kernel; others keep every worker busy, and no more is gained
+    # the nodes of perceptrons train in one kernel; for other models it is enough to keep every worker busy
     wanted = 400 if is_perceptron(run.model) else 2 * max(default_processes(), 1)
     return max(1, min(wanted, fits))
 
 
 def rounds_of(spec: Spec) -> float:
-    """A run's cost in rounds of FedAvg: two passes a step, a teacher, a search before round 1."""
+    """The cost of a run in rounds of FedAvg; a second pass, a teacher or a search before round 1 cost more."""
     algorithm = spec.algorithm.algorithm
     factor = 2.0 if algorithm.ascent else 4 / 3 if algorithm.uses_base_outputs else 1.0
     search = algorithm.rate_search.epochs(spec.data.nodes) if algorithm.rate_search else 0
@@ -130,7 +130,7 @@ def rounds_of(spec: Spec) -> float:
 
 
 def statement(jobs: Sequence[Job], paces: Sequence[tuple[Sequence[Job], RoundTime | FedA2LError]]) -> list[str]:
-    """The cost in words; `jobs` are those still to run."""
+    """Describe the cost; `jobs` are the runs that are not finished."""
     rounds = sum(job.spec.rounds - job.rounds_done() for job in jobs)
     lines = [f"to run: {len(jobs)} runs, {rounds:,} rounds"]
     seconds, how = 0.0, []
@@ -139,19 +139,19 @@ def statement(jobs: Sequence[Job], paces: Sequence[tuple[Sequence[Job], RoundTim
             lines.append(f"time unknown: {pace}")
             continue
         seconds += math.fsum(pace.seconds * max(rounds_of(job.spec) - job.rounds_done(), 0) for job in own)
-        how.append(f"{pace.seconds:.3g} s a round from {pace.how}")
+        how.append(f"{pace.seconds:.3g} s per round from {pace.how}")
     if how:
         lines.append(f"about {duration(seconds)} here ({'; '.join(how)})")
     return lines
 
 
 def by_kind(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Jobs that can train as one population, in the order of their first."""
+    """Group the jobs that can train as one population, in the order of the first of each group."""
     return grouped(jobs, lambda job: pack_key(job.spec))
 
 
 def grouped(jobs: Iterable[Job], key: Callable[[Job], Hashable]) -> list[list[Job]]:
-    """Jobs of equal keys together, in the order of their first."""
+    """Group jobs with equal keys, in the order of the first of each group."""
     groups: dict[Hashable, list[Job]] = {}
     for job in jobs:
         groups.setdefault(key(job), []).append(job)

@@ -1,4 +1,4 @@
-"""What a person sees of a study: one live table of its runs on a terminal, plain lines elsewhere."""
+"""Show the progress of a study: one live table of its runs on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ STYLES = {"running": "bold", "failed": "red", "non_finite": "red", "finished": "
 
 @dataclass
 class Row:
-    """One run as it is shown."""
+    """One run in the table."""
 
     name: str
     rounds: int
@@ -28,17 +28,17 @@ class Row:
     round: int = 0
     score: float | None = None
     metric: str = ""
-    since: float = 0.0  # when this process began it, and at which round
+    since: float = 0.0  # when this process started it, and at which round
     first: int = 0
 
     def left(self, now: float) -> float | None:
-        """Seconds to its end at the pace so far."""
+        """Seconds until its end, at its pace so far."""
         done = self.round - self.first
         return (now - self.since) / done * (self.rounds - self.round) if done and self.state == "running" else None
 
 
 class StudyView:
-    """The runs of a study and how far they are."""
+    """The runs of a study and their progress."""
 
     def __init__(self, title: str, jobs: Sequence[Job], *, shown: bool = True) -> None:
         self.title, self.shown = title, shown
@@ -70,7 +70,7 @@ class StudyView:
             row.state, row.since, row.first = "running", time.monotonic(), -1
 
     def round(self, record: NamedRecord) -> None:
-        """A run's completed round."""
+        """Show a completed round of a run."""
         row = self.rows[record["name"]]
         row.round = record["round"]
         if row.first < 0:
@@ -92,7 +92,7 @@ class StudyView:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def table(self) -> Table:
-        """The runs, those at work first, as many as the terminal is high."""
+        """The runs, the running ones first, as many as fit the height of the terminal."""
         now, counts = time.monotonic(), Counter(row.state for row in self.rows.values())
         words = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
         table = Table(title=f"{self.title}: {len(self.rows)} runs, {words}", title_justify="left")
@@ -135,7 +135,7 @@ class StudyView:
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it: 45 s, 12 min, 3.5 h, 4.2 days."""
+    """Write a time in the unit that fits it: 45 s, 12 min, 3.5 h, 4.2 days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

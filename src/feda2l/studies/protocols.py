@@ -1,4 +1,4 @@
-"""Readings: whole protocols that a study names. What the study itself gives wins over them."""
+"""Readings: whole protocols that a study can name. What the study itself sets wins over its reading."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ WITH_BATCH_NORM = ("resnet18", "resnet34")
 
 @dataclass(frozen=True)
 class Protocol:
-    """One column of the readings' table."""
+    """The settings of one reading."""
 
     preset: Literal["paper", "reference"]
     init: Literal["common", "per_node"]
     buffers: Literal["average", "local"]
-    cycle_momentum: bool  # of one_cycle
+    cycle_momentum: bool  # for one_cycle
     hyperbolic: Literal["hyperbolic", "hyperbolic_reference"]  # what "hyperbolic" means
-    blocks: bool = False  # momentum 0 and the nodes' own BatchNorm statistics as second blocks
-    partition_varies: bool = False  # with the run's seed; else it is that of seed 1
-    tuned: bool = False  # the base rate of every cell; else it is .01
+    blocks: bool = False  # momentum 0 and local BatchNorm statistics as additional blocks
+    partition_varies: bool = False  # with the seed of the run; otherwise every run has the partition of seed 1
+    tuned: bool = False  # the base rate of every cell; otherwise it is 0.01
 
 
 READINGS: dict[str, Protocol] = {
-    # what the paper says; one start a node, since only so do its CNN values come near
+    # what the paper says; one initial model per node, as its values on the CNN are only reproduced that way
     "paper": Protocol("paper", "per_node", "local", cycle_momentum=True, hyperbolic="hyperbolic"),
-    # what the released code does, warts and all
+    # what the released code does, including its oddities
     "reference": Protocol("reference", "per_node", "local", cycle_momentum=True, hyperbolic="hyperbolic_reference"),
-    # everything equal but the rule
+    # everything is equal except the rule
     "fair": Protocol(
         "paper",
         "common",
@@ -47,7 +47,7 @@ READINGS: dict[str, Protocol] = {
 
 
 def read_as(reading: Reading | None, given: Table) -> list[tuple[str, Table]]:
-    """A cell's partial spec under a reading: one, or one per block, each with what is added to the cell's name."""
+    """The partial specs of a cell under a reading, one per block, each with the suffix of the cell's name."""
     if reading is None:
         return [("", given)]
     protocol, values = READINGS[reading], _copied(given)
@@ -58,7 +58,7 @@ def read_as(reading: Reading | None, given: Table) -> list[tuple[str, Table]]:
     open_momentum = sgd and _leaves_momentum_open(training, algorithm)
     open_buffers = "buffers" not in algorithm
     preset = _read_preset(protocol, rates)
-    # with the preset "reference", a resolved spec of more than ten layers has momentum 0, as the released code
+    # with the preset "reference", a resolved spec with more than ten layers has momentum 0, as in the released code
     if open_momentum and preset != "reference":
         training["momentum"] = 0.9
     _read_cycle(protocol, rates, has_momentum=bool(sgd and training.get("momentum")))
@@ -78,7 +78,7 @@ def _read_preset(protocol: Protocol, rates: Table) -> str | None:
     default = getattr(RULES.get(rates.get("name", "feda2l")), "preset", None)
     if default is None:
         return None
-    if default == "paper":  # hidden_schedule has only the other one
+    if default == "paper":  # hidden_schedule has the preset "reference" only
         rates.setdefault("preset", protocol.preset)
     preset: str = rates.get("preset", default)
     return preset

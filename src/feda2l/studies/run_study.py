@@ -1,4 +1,4 @@
-"""Running a study: the first stages, then every run, packed, watched, and going on where it was."""
+"""Run a study: the first stages, then every run, in packs, with progress; a stopped study resumes."""
 
 import fnmatch
 import math
@@ -33,28 +33,28 @@ DONE = ("finished", "non_finite")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the runs that were asked for."""
+    """The state of the selected runs after a call."""
 
     jobs: list[tuple[Job, State]]
 
     @property
     def runs(self) -> list[Run]:
-        """Those that came to their end."""
+        """The finished runs."""
         return [Run(job.folder.path) for job, state in self.jobs if state == "finished"]
 
     @property
     def failed(self) -> list[str]:
-        """Those that failed or diverged, with why."""
+        """The runs that failed or became non-finite, with the reason."""
         return [f"{job.spec.name}: {job.error()}" for job, state in self.jobs if state in ("failed", "non_finite")]
 
     @property
     def left(self) -> list[str]:
-        """Those that are not at their end: the time was over, or another process has them."""
+        """The runs that are not finished, as the time was over or another process runs them."""
         return [job.spec.name for job, state in self.jobs if state not in (*DONE, "failed")]
 
 
 class StudyRun:
-    """A study, or the part of it that was asked for, at work in a folder."""
+    """A study, or a selected part of it, that runs in a folder."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class StudyRun:
         self.deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
         self.chosen = choose(study, only, shard)
         self.stages = Stages(study, folder)
-        self.found: dict[str, dict[str, Any]] = {}  # what the first stages came to, by cell
+        self.found: dict[str, dict[str, Any]] = {}  # results of the first stages, by cell
         self.broken: dict[str, FedA2LError] = {}  # why they failed, by cell
         self.loaded: tuple[object, Loaded] | None = None
 
     @property
     def jobs(self) -> list[Job]:
-        """The runs that were asked for, with what is known of them by now."""
+        """The selected runs, with what the first stages have found so far."""
         return [self._job(cell, seed) for cell, seed in self.chosen]
 
     @property
@@ -89,7 +89,7 @@ class StudyRun:
         return list({cell.name: cell for cell, _ in self.chosen}.values())
 
     def cost(self) -> list[str]:
-        """What is left to do here, in words; some steps are measured where the folder has no timings."""
+        """Describe what is left to do; a few steps are measured if the folder has no timings."""
         trials = [job for cell in self.cells for job in self.stages.trials(cell)]
         jobs = [job for job in (*trials, *self.jobs) if job.state() not in DONE]
         lines = statement(jobs, [(own, self._pace(own)) for own in by_kind(jobs)])
@@ -98,7 +98,7 @@ class StudyRun:
         return lines
 
     def run(self) -> Outcome:
-        """Run what is not finished yet; what fails is put down, and the rest goes on."""
+        """Run what is not finished; a failure is recorded, and the other runs continue."""
         with StudyView(self.study.name, self.jobs, shown=self.shown) as view:
             try:
                 self._tune(view)
@@ -142,7 +142,7 @@ class StudyRun:
         return list({source.name: source for source in map(self.stages.source, self.cells)}.values())
 
     def _stage(self, jobs: list[Job], view: StudyView) -> None:
-        """Run trials to their end; those that another shard has are waited for."""
+        """Run trials until they are finished; wait for those that another shard runs."""
         view.add(jobs)
         while self._wave(jobs, view):
             time.sleep(1)
@@ -160,12 +160,12 @@ class StudyRun:
         return next((other for other in self.study.cells if other.name == cell.paired), None)
 
     def _can_start(self, cell: StudyCell, seed: int) -> bool:
-        """Whether a run follows none, or one that an earlier call has finished."""
+        """Whether a run follows no other run, or one that an earlier call has finished."""
         pair = self._pair(cell)
         return pair is None or self._job(pair, seed).state() == "finished"
 
     def _followers(self, view: StudyView) -> list[Job]:
-        """The runs that follow another one, now that it is finished; where it failed, they fail."""
+        """The runs that follow a finished run; if that run failed, they fail as well."""
         ready = []
         for cell, seed in self.chosen:
             if pair := self._pair(cell):
@@ -178,7 +178,7 @@ class StudyRun:
         return ready
 
     def _wave(self, jobs: list[Job], view: StudyView) -> bool:
-        """Run these, packed; True if another process has some of them."""
+        """Run these in packs; True if another process runs some of them."""
         for job in jobs:
             if job.cell.name in self.broken and job.state() not in DONE:
                 job.fail(self.broken[job.cell.name])
@@ -191,10 +191,10 @@ class StudyRun:
         return any(view.rows[job.spec.name].state == "busy" for job in ready)
 
     def _packs(self, jobs: list[Job]) -> Iterator[list[Job]]:
-        """Jobs of one kind in packs that fill the machine, those of a seed in one pack where it holds them.
+        """Split jobs of one kind into packs that use the whole machine; the jobs of a seed share one if possible.
 
-        On a GPU, runs of a pack that begin alike are equal to the bit until their rates part: what is compared shares
-        the luck of its start. And a study that is cut short has whole seeds.
+        On a GPU, runs of one pack with the same start are equal to the bit until their rates differ, so compared runs
+        have the same start. Also, a study that is stopped early has whole seeds.
         """
         if self.timing:
             yield from ([job] for job in jobs)
@@ -310,14 +310,14 @@ def choose(study: Study, only: Sequence[str], shard: tuple[int, int]) -> list[tu
 
 
 def _cells_of(shard: tuple[int, int], cells: Sequence[StudyCell]) -> set[str]:
-    """The names of a shard's cells; one that follows another is in the same shard."""
+    """The names of the cells of a shard; a cell that follows another is in the same shard."""
     number, count = shard
     first = [cell.name for cell in cells if cell.paired is None][number - 1 :: count]
     return {cell.name for cell in cells if (cell.paired or cell.name) in first}
 
 
 def _matching(study: Study, only: Sequence[str]) -> list[tuple[StudyCell, int]]:
-    """The runs whose name, or whose cell's, matches one of the patterns; all without a pattern."""
+    """The runs whose name, or whose cell's name, matches a pattern; all runs if there is no pattern."""
     pairs = [(cell, seed) for cell in study.cells for seed in study.seeds]
     if not only:
         return pairs
@@ -333,6 +333,6 @@ def _matches(only: Sequence[str], cell: str, seed: int) -> bool:
 
 
 def _parts(jobs: list[Job], count: int) -> list[list[Job]]:
-    """The jobs in so many parts, as equal as can be."""
+    """Split the jobs into `count` parts of nearly equal size."""
     each = math.ceil(len(jobs) / count)
     return [jobs[start : start + each] for start in range(0, len(jobs), each)]

@@ -1,4 +1,4 @@
-"""What a study finds out before its runs: a tuned key a cell, and targets. Both are kept beside the trials."""
+"""What a study determines before its runs: one tuned key per cell, and targets. Both are saved beside the trials."""
 
 import json
 import math
@@ -22,7 +22,7 @@ class Stages:
     folder: StudyFolder
 
     def trials(self, cell: StudyCell) -> list[Job]:
-        """A cell with each value of `[tune]`, for as many rounds and from the same start as every other cell."""
+        """The trials of a cell, one per value of `[tune]`; all cells have the same rounds and start."""
         tune = self.study.tuning
         if tune is None or not cell.tuned:
             return []
@@ -30,7 +30,7 @@ class Stages:
         rounds = tune.rounds or -(-whole.rounds // 5)
         changes = {
             "rounds": min(rounds, whole.rounds),
-            "rates.horizon": whole.rates.horizon or whole.rounds,  # a schedule cut short is still the same one
+            "rates.horizon": whole.rates.horizon or whole.rounds,  # a shorter run keeps its schedule
             "evaluation.on": "global" if whole.data.forecasts else "local",
         }
         return [
@@ -43,7 +43,7 @@ class Stages:
         ]
 
     def tuned(self, cell: StudyCell) -> dict[str, Any]:
-        """The best value of the tuned key, by the trials' folders."""
+        """The best value of the tuned key, from the folders of the trials."""
         tune = self.study.tuning
         trials = self.trials(cell)
         if tune is None or not trials:
@@ -51,31 +51,31 @@ class Stages:
         scores = {value: _score(trial, tune) for value, trial in zip(tune.values, trials, strict=True)}
         if not any(math.isfinite(score) for score in scores.values()):
             why = "; ".join(f"{trial.spec.name}: {trial.error()}" for trial in trials)
-            raise RunFailed(f"tune: no trial of {cell.name} came to an end: {why}")
+            raise RunFailed(f"tune: no trial of {cell.name} finished: {why}")
         best = max(tune.values, key=lambda value: scores[value])
         facts = {"key": tune.key, "value": best, "scores": [[value, _known(score)] for value, score in scores.items()]}
         self._keep(self.folder.stage("tune", cell.name), "chosen.json", facts)
         return {tune.key: best}
 
     def source(self, cell: StudyCell) -> StudyCell:
-        """The cell that a cell's target is taken from."""
+        """The cell whose run gives the target of a cell."""
         assert self.study.target_from is not None
         source = target_of(cell, self.study.cells, self.study.target_from.cell)
-        assert source is not None  # the study was checked
+        assert source is not None  # the study has been validated
         return source
 
     def target_job(self, source: StudyCell, found: dict[str, Any]) -> Job:
-        """The run that targets are taken from."""
+        """The run that gives the targets."""
         assert self.study.target_from is not None
         spec = source.spec(self.study.target_from.seed, name=f"target-{source.name}", **found)
         return Job(_without_target(spec), self.folder.stage("target", source.name), source)
 
     def target(self, job: Job) -> float:
-        """A share of the best smoothed accuracy, or an MSE that much above the best."""
+        """A share of the best smoothed accuracy, or the best MSE divided by that share."""
         wanted = self.study.target_from
         assert wanted is not None
         if job.state() != "finished":
-            raise RunFailed(f"target_from: {job.spec.name} did not come to an end: {job.error()}")
+            raise RunFailed(f"target_from: {job.spec.name} did not finish: {job.error()}")
         found = _target(job.summary(), wanted)
         self._keep(job.folder, "target.json", {"cell": job.cell.name, "share": wanted.share, "target": found})
         return found
@@ -97,7 +97,7 @@ def _target(summary: dict[str, Any], wanted: TargetSection) -> float:
 
 
 def _score(trial: Job, tune: TuneSection) -> float:
-    """How good a trial was, larger is better: over its last ten evaluations, or rounds."""
+    """The score of a trial over its last ten evaluations or rounds; larger is better."""
     summary = trial.summary()
     if trial.state() != "finished":
         return -math.inf

@@ -1,4 +1,4 @@
-"""A study: many runs in one TOML file. A base spec, axes of which every combination is run, variants by name."""
+"""A study: many runs in one TOML file, from a base spec, axes (every combination is run) and named variants."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ Seed = Annotated[int, Field(ge=0, strict=True)]
 
 
 class ReportSection(Section):
-    """What the reporter makes of the runs. `rows` and `columns` are keys of a spec; without them it chooses."""
+    """How the report lays out the runs. `rows` and `columns` are keys of a spec; by default the report chooses them."""
 
     rows: str | None = option(None, "what a row stands for")
     columns: tuple[str, ...] = option((), "what the columns stand for")
 
 
 class TuneSection(Section):
-    """A first stage: every cell with each value, scored on what the nodes do not train on; the best is taken."""
+    """A first stage: every cell is run with each value and scored on data that no node trains on; the best is used."""
 
     key: str = option("rates.base", "what is tuned")
     values: tuple[Any, ...] = option((0.03, 0.01, 0.003, 0.001), "same for all cells", min_length=1)
@@ -42,7 +42,7 @@ class TuneSection(Section):
 
 
 class TargetSection(Section):
-    """The target from a run of its own: a share of the best smoothed value, fixed before the other cells run."""
+    """The target from a separate run: a share of its best smoothed value, fixed before the other cells run."""
 
     cell: str = Field(description="the cell that it is taken from; with variants, each variant's own")
     share: Share = option(0.95, "of the best accuracy; an MSE is divided by it")
@@ -50,7 +50,7 @@ class TargetSection(Section):
 
 
 class Study(Section):
-    """A whole study, as its file says it."""
+    """A whole study, as in its file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the study's folder")
     title: str = option("", "one line for people")
@@ -83,13 +83,13 @@ class Study(Section):
         if not seeds:
             raise ValueError("at least one seed is needed")
         if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed stands there twice")
+            raise ValueError("a seed is given twice")
         return seeds
 
     @field_validator("axes", mode="before")
     @classmethod
     def _flat(cls, axes: Any) -> Any:
-        """`rates.name = [...]` is as good as `"rates.name" = [...]`."""
+        """Accept `rates.name = [...]` as well as `"rates.name" = [...]`."""
         return dict(_leaves(axes)) if isinstance(axes, Mapping) else axes
 
     @field_validator("axes")
@@ -103,7 +103,7 @@ class Study(Section):
     @field_validator("base", "variants", "extra")
     @classmethod
     def _tables(cls, tables: Table) -> Table:
-        """What a spec has as a section must be one here too."""
+        """A section of a spec must be a table here too."""
         sections = [key for key, own in Spec.model_fields.items() if own.default_factory is not None]
         for table in (tables, *(value for value in tables.values() if isinstance(value, Mapping))):
             for key in sections:
@@ -122,7 +122,7 @@ class Study(Section):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str = "study", sets: Sequence[str] = ()) -> "Study":
-        """A study from plain values and `key=value` overrides: a study's keys, or a spec's for all runs."""
+        """A study from plain values and `key=value` overrides, which are keys of a study, or of a spec for all runs."""
         own = [text for text in sets if parse_set(text)[0].split(".")[0] in cls.model_fields]
         overrides = [text for text in sets if text not in own]
         merged, given = with_sets(copy.deepcopy(dict(values)), own)
@@ -135,12 +135,12 @@ class Study(Section):
             raise FedA2LError("\n".join(explain(error, origin, cls)), see="spec") from error
         except FedA2LError as error:
             raise FedA2LError(origin.before(str(error)), see="spec") from error
-        _ = study.cells  # every mistake in a cell is named before anything runs
+        _ = study.cells  # errors in cells are raised before anything runs
         return study
 
     @classmethod
     def load(cls, name: str | Path, sets: Sequence[str] = ()) -> "Study":
-        """A study from a TOML file, or one of those that come with the package."""
+        """A study from a TOML file, or a shipped study by name."""
         path = Path(name)
         if path.suffix != ".toml" and not path.is_file():
             path = look_up(str(name), shipped(), "study")
@@ -148,7 +148,7 @@ class Study(Section):
 
     @cached_property
     def cells(self) -> list[StudyCell]:
-        """Every cell: a spec of which all seeds are run."""
+        """Every cell; each seed of it is one run."""
         tuning = self.tuning.key if self.tuning else None
         cells = expand(self, self._source.name, tuning, self._overrides)
         if wanted := self.target_from:
@@ -164,7 +164,7 @@ class Study(Section):
 
     @property
     def tuning(self) -> TuneSection | None:
-        """The first stage: the one that the study asks for, or the reading."""
+        """The first stage that the study or its reading asks for."""
         return self.tune or (TuneSection() if self.reading and READINGS[self.reading].tuned else None)
 
     def to_toml(self) -> str:
@@ -173,7 +173,7 @@ class Study(Section):
 
 
 def shipped() -> dict[str, Path]:
-    """The studies that come with the package, by name."""
+    """The shipped studies by name."""
     folder = Path(str(files("feda2l").joinpath("studies", "shipped")))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
@@ -187,7 +187,7 @@ def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 
 
 def _overridden(study: Table, overrides: Sequence[str]) -> Table:
-    """A spec's key on the command line goes to the base, and to every variant that has a value of its own."""
+    """Set the key of a spec in the base, and in every variant that has its own value for it."""
     for text in overrides:
         key, _ = parse_set(text)
         if key == "seed":

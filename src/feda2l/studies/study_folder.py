@@ -1,4 +1,4 @@
-"""A study's folder: `study.toml`, a folder a cell with one a seed in it, and the trials of the first stages."""
+"""The folder of a study: `study.toml`, one folder per cell and seed, and the trials of the first stages."""
 
 import fcntl
 import json
@@ -19,7 +19,7 @@ from feda2l.studies.cells import STAGES, StudyCell
 from feda2l.studies.study import Study
 
 State = Literal["waiting", "running", "finished", "non_finite", "failed", "busy"]
-# what may change between two calls: more seeds, other words, another place
+# what may change between two calls
 FREE = ("title", "seeds", "timing", "keep_checkpoints", "report")
 FREE_RUNTIME = tuple(f"base.runtime.{key}" for key in ("device", "workers", "checkpoint_seconds"))
 
@@ -37,7 +37,7 @@ class Job:
         return self.folder.path / "error.json"
 
     def state(self) -> State:
-        """How far it has come, from its folder."""
+        """The state of the run, from its folder."""
         summary = self.summary()
         if summary.get("status") == "non_finite":
             return "non_finite"
@@ -48,7 +48,7 @@ class Job:
     def summary(self) -> dict[str, Any]:
         try:
             summary = current_summary(json.loads(self.folder.summary.read_bytes()))
-        except (OSError, ValueError):  # not there, or torn by a crash of the machine
+        except (OSError, ValueError):  # missing, or incomplete after a crash of the machine
             return {}
         return summary
 
@@ -59,7 +59,7 @@ class Job:
             return 0
 
     def fail(self, error: Exception) -> None:
-        """Put down why it could not be run; the next call tries again."""
+        """Record why the run failed; the next call tries again."""
         self.folder.path.mkdir(parents=True, exist_ok=True)
         facts = {"name": self.spec.name, "type": type(error).__name__, "error": str(error)}
         if not isinstance(error, FedA2LError):
@@ -67,7 +67,7 @@ class Job:
         self.folder.write(self.error_file, (json.dumps(facts, indent=2) + "\n").encode())
 
     def error(self) -> str:
-        """Why it failed, in a line."""
+        """Why the run failed, in one line."""
         if self.error_file.exists():
             return str(json.loads(self.error_file.read_bytes())["error"])
         where = self.summary().get("non_finite", {})
@@ -75,7 +75,7 @@ class Job:
 
 
 class StudyFolder:
-    """Where a study's runs lie."""
+    """Where the runs of a study are."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, path / "study.toml"
@@ -88,7 +88,7 @@ class StudyFolder:
 
     @contextmanager
     def claimed(self, study: Study, shard: tuple[int, int]) -> Iterator[None]:
-        """Take the folder for this study and this process; one of another study is refused."""
+        """Lock the folder for this study and process; a folder of another study is refused."""
         if (self.path / MANIFEST).exists():
             raise FedA2LError(
                 f"--out {self.path}: is a bundle, to which a study cannot add runs; make run folders of it with "
@@ -115,7 +115,7 @@ class StudyFolder:
         if self.file.exists():
             saved = Study.load(self.file)
             self.check(study, saved)
-            # the file always names every seed that has been run
+            # the file names every seed that was ever run
             study = study.model_copy(update={"seeds": tuple(dict.fromkeys((*saved.seeds, *study.seeds)))})
         elif any(path.name[0] != "." for path in self.path.iterdir()):
             raise FedA2LError(
@@ -124,7 +124,7 @@ class StudyFolder:
         RunFolder(self.path).write(self.file, study.to_toml().encode())
 
     def check(self, study: Study, saved: Study) -> None:
-        """A folder goes on with the study that it was made from."""
+        """Raise an error if the folder holds another study."""
         new, old = _flat(study), _flat(saved)
         changed = [key for key in sorted(new.keys() | old.keys()) if new.get(key) != old.get(key)]
         changed = [key for key in changed if key.split(".")[0] not in FREE and key not in FREE_RUNTIME]

@@ -1,7 +1,7 @@
 "use strict";
-// What the report's page and the live one share. Both have `data` with `settings` (curves) and `runs`.
+// Shared by the page of a report and the live page. Both have `data` with `settings` (curves) and `runs`.
 const COLOURS = ["#4c8bd0", "#f58518", "#43a047", "#e0485a", "#9467bd", "#17a2b8", "#c49a00", "#a0674b", "#e377c2", "#808890"];
-let names = [];  // of methods, each with a colour of its own
+let names = [];  // of methods, each with its own colour
 const colour = name => COLOURS[names.indexOf(name) % COLOURS.length];
 const nameMethods = () => { names = [...new Set([...names, ...data.settings.flatMap(setting => setting.methods.map(method => method.name))])]; };
 const chosen = { setting: 0, run: 0, node: 0 };
@@ -36,7 +36,7 @@ function sortRows(table, column, direction) {
   free.sort((a, b) => {
     const [x, y] = [key(a), key(b)];
     if (x === y) return 0;
-    if (x === Infinity || y === Infinity) return x === Infinity ? 1 : -1;  // what never came is last either way
+    if (x === Infinity || y === Infinity) return x === Infinity ? 1 : -1;  // a target that was not reached is last in both directions
     return (x < y ? -1 : 1) * direction;
   });
   body.append(...free, ...fixed);
@@ -93,7 +93,7 @@ function layout(more) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--text"), size: 12 },
     margin: { l: 54, r: 12, t: 28, b: 44 }, height: 400, showlegend: false, dragmode: touch.matches ? false : "zoom",
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
-    uirevision: JSON.stringify(chosen),  // who has zoomed in stays there until something else is chosen
+    uirevision: JSON.stringify(chosen),  // keep the zoom until something else is chosen
   };
 }
 
@@ -112,7 +112,7 @@ function say(place, sentence) {
 const scoreTitle = metric => metric === "accuracy" ? "mean test accuracy, %" : `mean test ${metric.toUpperCase()}`;
 const scaled = (values, metric) => metric === "accuracy" ? values.map(value => value === null ? null : 100 * value) : values;
 
-const lines = x => x.length === 1 ? "markers" : "lines";  // a line of one point cannot be seen
+const lines = x => x.length === 1 ? "markers" : "lines";  // a line with one point is invisible
 
 const level = (at, dash, text = "") => ({
   type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, line: { color: css("--soft"), dash, width: 1 },
@@ -122,11 +122,11 @@ const level = (at, dash, text = "") => ({
 function drawCurves() {
   const setting = data.settings[chosen.setting], place = find("curves", ".plot");
   const legend = find("curves", ".legend"), across = find("curves", ".across");
-  // seconds on a network that was simulated, where every method has them
+  // simulated seconds, if every method has them
   const timed = setting.methods.every(method => method.seconds !== undefined);
   across.parentElement.hidden = !timed;
   const bySeconds = timed && across.value === "seconds";
-  const seeds = new Map();  // by method; the live page has a line a seed
+  const seeds = new Map();  // by method; the live page has one line per seed
   for (const method of setting.methods) seeds.set(method.name, (seeds.get(method.name) || 0) + method.seeds);
   const key = JSON.stringify([...seeds]);
   if (legend.dataset.key !== key) {
@@ -155,7 +155,7 @@ function drawCurves() {
     }
     const shapes = [];
     if (setting.target !== null) shapes.push(level(scaled([setting.target], setting.metric)[0], "dot"));
-    if (setting.naive) shapes.push(level(setting.naive[1], "dash", `no training: ${setting.naive[0]}`));  // a live run has none yet
+    if (setting.naive) shapes.push(level(setting.naive[1], "dash", `no training: ${setting.naive[0]}`));  // a live run has none
     plot(place, traces, { shapes, hovermode: innerWidth < 600 ? "closest" : "x unified", hoverlabel: { bgcolor: css("--panel"), font: { color: css("--text") } }, xaxis: { title: { text: bySeconds ? "simulated seconds" : "round" } }, yaxis: { title: { text: scoreTitle(setting.metric) } } });
   };
   if (setting.methods.every(method => method.x.length === 0)) say(place, "No round of these runs was evaluated.");
@@ -190,12 +190,12 @@ function drawRates() {
   nodes.value = chosen.node;
   const parts = [];
   if (run.heat.width > 1) parts.push(`Each column is the mean of ${run.heat.width} rounds.`);
-  if (run.heat.of > run.heat.nodes) parts.push(`The first ${run.heat.nodes} of ${run.heat.of} nodes are in the page.`);
+  if (run.heat.of > run.heat.nodes) parts.push(`The first ${run.heat.nodes} of ${run.heat.of} nodes are shown.`);
   said.textContent = parts.join(" ");
   const short = name => innerWidth < 600 && name.length > 12 ? "…" + name.slice(-11) : name;
   for (const place of places) {
     const what = place.dataset.what, z = unpack(run.heat, what);
-    const title = { rate: "learning rate", divergence: "sigma: how far training moved the layer", stability: "zeta: share that mixing left as it was" }[what];
+    const title = { rate: "learning rate", divergence: "sigma: how far training moved the layer", stability: "zeta: share of the layer that mixing hardly changed" }[what];
     if (z === null) { say(place, `No ${what} was recorded.`); continue; }
     const { low, high, top } = run.heat[what];
     if (low === high) { say(place, `${title}: ${Number(low.toPrecision(5))} in every layer and round of every node.`); continue; }
@@ -216,7 +216,7 @@ function drawGraph() {
   const run = data.runs[chosen.run], place = find("graph", ".plot");
   if (typeof run.edges === "string") return say(place, `No graph: ${run.edges}.`);
   const count = run.nodes.length;
-  if (!count) return say(place, "No node was scored yet.");
+  if (!count) return say(place, "No node has been scored yet.");
   const at = Array.from({ length: count }, (_, node) => [Math.sin(2 * Math.PI * node / count), Math.cos(2 * Math.PI * node / count)]);
   const x = [], y = [];
   for (const [i, j] of run.edges) {
@@ -241,9 +241,9 @@ function drawGraph() {
 function drawDistance() {
   const setting = data.settings[chosen.setting], place = find("distance", ".plot");
   const there = setting.methods.filter(method => method.distance.length);
-  if (!there.length) return say(place, "These records hold no consensus distance.");
+  if (!there.length) return say(place, "These records have no consensus distance.");
   const largest = Math.max(...there.flatMap(method => method.distance.map(Math.abs)));
-  if (largest < 1e-9) return say(place, "The distance is 0 throughout: after mixing over this graph all nodes hold the same model.");
+  if (largest < 1e-9) return say(place, "The distance is 0 throughout: after mixing over this graph, all nodes have the same model.");
   const first = method => there.find(other => other.name === method.name) === method;
   plot(place, there.map(method => ({ legendgroup: method.name, showlegend: first(method), x: method.distance_x, y: method.distance.map(value => value > 0 ? value : null), name: method.name, mode: lines(method.distance_x), line: { color: colour(method.name), width: 2 } })), {
     showlegend: true, legend: { orientation: "h", y: -0.25 }, xaxis: { title: { text: "round" } }, yaxis: { type: "log", title: { text: "distance to the mean model" }, exponentformat: "power" },
@@ -259,14 +259,14 @@ function drawSpec() {
 
 // --- panels ---------------------------------------------------------------------------------------------------
 
-const panels = {};  // a section's name and what draws it, once it has come into view
+const panels = {};  // name of a section -> the function that draws it when it becomes visible
 const drawn = new Set();
 const draw = wanted => wanted.filter(name => drawn.has(name)).forEach(drawPanel);
 
 function drawPanel(name) {
   try {
     panels[name]();
-  } catch (error) {  // one panel that fails must not take the others with it
+  } catch (error) {  // a failure of one panel must not affect the others
     console.error(error);
     const place = find(name, ".plot");
     if (place) place.replaceChildren(make("p", `This panel could not be drawn: ${error.message}`, { class: "said" }));

@@ -1,9 +1,9 @@
 "use strict";
-const data = { settings: [], runs: [] };  // as the report's page has it
-const told = new Map();  // by id: a run's line and curve
-let detail = {};  // of the chosen run: heat maps, graph, spec
+const data = { settings: [], runs: [] };  // as in the page of a report
+const told = new Map();  // by id: the table line and the curve of a run
+let detail = {};  // heat maps, graph and spec of the chosen run
 let ids = null, folder = "", note = "", lost = false;
-const choice = { setting: null, run: null, byHand: false };  // by name and id, since places change as runs come
+const choice = { setting: null, run: null, byHand: false };  // by name and id, as positions change when runs are added
 const ORDER = ["running", "failed", "non_finite", "stopped", "waiting", "finished"];
 const SPEC_LESS = { heat: "being read", nodes: [], edges: "being read", spec: "", environment: "" };
 
@@ -36,15 +36,15 @@ function sayStatus() {
   if (is === "non_finite") is = "failed";
   if (lost) {
     is = "gone";
-    text = "The server is gone; what runs goes on without it. Start feda2l watch again, and this page follows.";
+    text = "The connection to feda2l watch is lost; the runs continue. Start it again, and this page updates.";
   } else if (ids === null) text = "Looking for runs…";
-  else if (!all.length) text = "There is no run here yet. This page fills as soon as one begins.";
+  else if (!all.length) text = "There is no run here yet. This page updates as soon as one starts.";
   else if (all.length === 1 && is === "running") text = `Running: round ${roundOf(all[0])}` + (isNumber(all[0].left) ? `, about ${duration(all[0].left)} left` : "");
   else if (is === "running") {
     const left = all.map(run => run.left).filter(isNumber);
     if (left.length) text += `; about ${duration(Math.max(...left))} left for ${left.length === 1 ? "it" : "these"}`;
   } else if (is === "finished") text = all.length === 1 ? "The run is finished." : `All ${all.length} runs are finished.`;
-  else if (count("stopped")) text += ". Stopped before the end: the same command goes on, a run's or swarm's with --resume.";
+  else if (count("stopped")) text += ". Stopped before the end: run the same command again to resume (a run or a swarm with --resume).";
   place.dataset.is = is;
   if (place.textContent !== text) place.textContent = text;
   const begun = all.filter(run => run.rounds), sum = key => begun.reduce((total, run) => total + run[key], 0);
@@ -66,7 +66,7 @@ function setState(cell, state) {
 }
 
 function rowsOf(section, keys, cells) {
-  // rows stay where they can, so that a focus or a selection does
+  // keep rows where possible, so that focus and selection are kept
   const body = find(section, "tbody"), known = new Map([...body.rows].map(row => [row.dataset.key, row]));
   const rows = keys.map(key => {
     const row = known.get(key) || make("tr", undefined, { "data-key": key });
@@ -126,13 +126,13 @@ function drawSwarm() {
   });
 }
 
-// --- what the report's figures draw ---------------------------------------------------------------------------
+// --- data of the figures ---------------------------------------------------------------------------
 
 const sorted = () => [...told.values()].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.name.localeCompare(b.name, undefined, { numeric: true }));
 const begun = () => sorted().filter(run => run.state !== "waiting");
 
 function compose() {
-  // colours and options go by name, not by state: they must not move when a run ends
+  // colours and options are ordered by name, as they must not move when a run ends
   const runs = begun().sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true })), settings = new Map();
   for (const run of runs) {
     const key = `${run.setting}, ${run.metric}`;
@@ -178,7 +178,7 @@ function chooseByItself() {
 
 let cost = 0, pending = 0;
 function refresh() {
-  // a page of many curves takes its time to draw, and must leave some to its reader
+  // a page with many curves is slow to draw, so it is redrawn less often
   if (!pending) pending = setTimeout(() => { pending = 0; drawAll(); }, Math.min(4 * cost, 10000));
 }
 
@@ -223,7 +223,7 @@ function connect() {
   });
   own.addEventListener("error", () => {
     if (own !== source) return;
-    first = lost = true;  // all is told anew when it is back
+    first = lost = true;  // everything is sent again after a reconnection
     sayStatus();
     if (own.readyState === EventSource.CLOSED) setTimeout(() => { if (own === source) connect(); }, 1500);
   });
@@ -236,8 +236,8 @@ for (const select of document.querySelectorAll("[data-choose]")) {
     draw(["rates"]);
   });
 }
-find("curves", ".lead").textContent = "A line a run, a colour a method. Choose a method to hide or show it.";
-find("distance", ".lead").textContent = "How far the nodes' models are from their mean after mixing.";
+find("curves", ".lead").textContent = "One line per run, one colour per method. Choose a method to hide or show it.";
+find("distance", ".lead").textContent = "Distance of the nodes' models to their mean after mixing.";
 document.addEventListener("visibilitychange", refresh);
 showPanels({ curves: drawCurves, rates: drawRates, graph: drawGraph, distance: drawDistance, spec: drawSpec });
 connect();

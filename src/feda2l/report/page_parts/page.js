@@ -4,7 +4,7 @@ nameMethods();
 
 function drawBytes() {
   const setting = data.settings[chosen.setting], place = find("bytes", ".plot");
-  if (setting.methods.every(method => method.bytes === 0)) return say(place, "These records hold no bytes sent.");
+  if (setting.methods.every(method => method.bytes === 0)) return say(place, "These records have no sent bytes.");
   const all = setting.methods.map(method => method.name);
   const bars = (values, name, colour) => ({ type: "bar", orientation: "h", y: all, x: values.map(value => value === null ? null : value / 1e6), name, marker: { color: colour }, hovertemplate: "%{y}: %{x:,.1f} MB<extra>" + name + "</extra>" });
   plot(place, [
@@ -15,7 +15,7 @@ function drawBytes() {
 
 function drawPartition() {
   const run = data.runs[chosen.run], place = find("partition", ".plot"), found = data.partitions[run.partition];
-  if (found === undefined || typeof found === "string") return say(place, `No partition: ${found || "the spec does not tell it"}.`);
+  if (found === undefined || typeof found === "string") return say(place, `No partition: ${found || "the spec does not say"}.`);
   const x = [], y = [], size = [];
   found.counts.forEach((row, node) => row.forEach((count, label) => { if (count) { x.push(label); y.push(node); size.push(count); } }));
   const most = Math.max(...size), few = found.classes.length <= 20;
@@ -42,7 +42,7 @@ for (const table of data.tables) {
 drawSheet(data.related, document.getElementById("related"), true);
 const notes = make("ul");
 notes.append(...data.notes.map(note => make("li", note)));
-document.getElementById("notes").append(data.notes.length ? notes : make("p", "Nothing: every run found is in the tables.", { class: "said" }));
+document.getElementById("notes").append(data.notes.length ? notes : make("p", "Nothing: all runs are in the tables.", { class: "said" }));
 
 for (const select of document.querySelectorAll("[data-choose]")) {
   const what = select.dataset.choose;
