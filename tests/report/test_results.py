@@ -106,8 +106,8 @@ def test_who_runs_alone_is_not_the_fastest(tmp_path: Path) -> None:
     (table,) = tables_of(tmp_path)
     assert table.firsts(controls=False) == {"feda2l": (1, 0), "constant": (1, 0)}
     assert table.firsts(controls=True) == {"feda2l": (2, 0), "decay_only": (1, 0), "constant": (1, 0)}
-    won = "1 setting, ties counted: constant 1 (0 alone), feda2l 1 (0 alone)."
-    assert f"Fastest where two ran or more and anyone came, {won}" in sheets_of(table)[0].notes
+    won = "Fastest in 1 setting with two methods or more of which one reached the target, ties counted: "
+    assert f"{won}constant 1 (0 alone), feda2l 1 (0 alone)." in sheets_of(table)[0].notes
 
 
 def test_improvement_is_against_the_best_baseline_and_never_against_a_control(tmp_path: Path) -> None:

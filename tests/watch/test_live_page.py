@@ -82,7 +82,7 @@ def test_the_page_reports_a_lost_server_and_reconnects(opened: Callable[..., Any
     with served(tmp_path, port):
         page = opened(tmp_path, port=port)
         wait(page, f"return {curve}.length === 2")
-    wait(page, f"return {status}.startsWith('The server is gone')")
+    wait(page, f"return {status}.startsWith('The connection to feda2l watch is lost')")
     grow(folder, range(3, 6))
     with served(tmp_path, port):
         wait(page, f"return {curve}.length === 5 && {status}.startsWith('Running')")

@@ -78,7 +78,7 @@ def test_a_run_is_watched_while_it_is_killed_and_resumed(
 
     page.process.send_signal(signal.SIGINT)
     assert page.process.wait(60) == 0
-    wait(page, f"return {status}.startsWith('The server is gone')", PATIENCE)
+    wait(page, f"return {status}.startsWith('The connection to feda2l watch is lost')", PATIENCE)
 
 
 def test_a_study_fills_its_table(start: Start, opened: Callable[[str], Any], tmp_path: Path) -> None:

@@ -50,6 +50,6 @@ def related_work() -> Sheet:
         )
     notes = [
         "Each entry is the paper's answer for the original / the answer for our version. Ours has no server: what a "
-        "server would see is taken from the neighbours of a node. FLARE and FLAYER are our readings (see `feda2l list`).",
+        "server would see is taken from the neighbours of a node. FLARE and FLAYER are our readings: `feda2l list`.",
     ]
     return Sheet("Related work", header, rows, notes)

@@ -161,7 +161,7 @@ class Contest:
         return 100 * (theirs - ours) / theirs, never
 
     def speed_up(self, cell: Cell) -> tuple[float, bool] | None:
-        """How many times as fast as the fastest constant rate; True: a lower bound, as that did not reach the target."""
+        """How many times as fast as the fastest constant rate; True: a lower bound, as that missed the target."""
         constant = self.fastest(["constant"])
         if constant is None or self.rounds(cell) == NEVER:
             return None

@@ -318,10 +318,9 @@ def _firsts(table: ResultTable, *, controls: bool) -> list[str]:
     races = len(table.races(controls=controls))
     firsts = table.firsts(controls=controls).items()
     words = ", ".join(f"{row} {tied} ({alone} alone)" for row, (tied, alone) in firsts if tied)
-    what = (
-        "The same with the controls" if controls else "Fastest, of settings with two methods or more of which one came"
-    )
-    return [f"{what}, {races} setting{'s' * (races != 1)}, ties counted: {words}."] if races else []
+    where = f"{races} setting{'s' * (races != 1)} with two methods or more of which one reached the target"
+    what = f"With the controls, fastest in {where}" if controls else f"Fastest in {where}"
+    return [f"{what}, ties counted: {words}."] if races else []
 
 
 def _row_title(table: ResultTable) -> str:
