@@ -132,6 +132,13 @@ def test_of_one_run_in_two_folders_the_newest_finished_is_kept(tmp_path: Path) -
     assert f"{tmp_path / 'third' / 'third'} (kept" in notes
 
 
+def test_of_one_run_in_two_folders_the_one_with_its_own_times_is_kept(tmp_path: Path) -> None:
+    for number, (name, pack) in enumerate([("good", 1), ("packed", 6)]):
+        path = write_run(tmp_path / name / name, rising(3), pack=pack)
+        os.utime(path / "summary.json", (number, number))
+    assert f"{tmp_path / 'packed' / 'packed'} (kept {tmp_path / 'good' / 'good'})" in left_out(tmp_path)
+
+
 def test_a_folder_given_twice_counts_once(good: Path, tmp_path: Path) -> None:
     notes = Notes()
     _, figures = read([tmp_path, good], notes)

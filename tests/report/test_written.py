@@ -8,6 +8,7 @@ from typing import Any
 
 import polars
 import pytest
+from rich.console import Console
 
 from feda2l.errors import FedA2LError
 from feda2l.report import tensorboard_export
@@ -15,8 +16,10 @@ from feda2l.report.compare import compare
 from feda2l.report.draw_rates import steepest_layers
 from feda2l.report.find_runs import Notes, find_runs
 from feda2l.report.page import page
+from feda2l.report.printed import shown_table
 from feda2l.report.related_work import OURS, related_work
 from feda2l.report.report import read, report
+from feda2l.report.sheets import Sheet, SheetEntry
 from feda2l.report.write_tables import escape, latex, markdown
 from made_up import rising, write_run, write_seeds
 
@@ -59,6 +62,11 @@ def test_latex_is_balanced(runs: Path) -> None:
 
 def test_latex_escapes_all_it_must() -> None:
     check_latex("\\begin{tabular}{l}\n" + escape("a_b & 5 % {x} ~ ^ # $ \\") + r" \\" + "\n\\end{tabular}")
+
+
+def test_a_flag_in_brackets_is_printed_in_a_marked_entry_too(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=80).print(shown_table(Sheet("rounds", ["row"], [[SheetEntry("3.0 (1/1) [search]", 1)]])))
+    assert "3.0 (1/1) [search]" in capsys.readouterr().out
 
 
 def test_markdown_marks_first_and_second(tmp_path: Path) -> None:

@@ -248,16 +248,17 @@ def _read(path: Path, records: RunRecords, notes: Notes) -> FoundRun | None:
 
 
 def _one_of_each(runs: Iterable[FoundRun], notes: Notes) -> list[FoundRun]:
-    """Of several records of one run the newest that finished; where none did, the newest."""
+    """Of several records of one run, keep a finished one: one with its own times first, then the newest."""
     same: dict[Any, list[FoundRun]] = defaultdict(list)
     for run in runs:
         same[run.decides].append(run)
     kept = []
     for copies in same.values():
-        copies.sort(key=lambda run: (not run.non_finite, run.records.written))
+        # only a run that had the machine to itself has times of its own
+        copies.sort(key=lambda run: (not run.non_finite, run.summary.get("pack") == 1, run.records.written))
         kept.append(copies[-1])
         for copy in copies[:-1]:
-            notes.add("left out, the same run is there again and newer", f"{copy.path} (kept {copies[-1].path})")
+            notes.add("left out, another record of the same run is used", f"{copy.path} (kept {copies[-1].path})")
     return kept
 
 

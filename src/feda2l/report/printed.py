@@ -17,9 +17,9 @@ def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bo
     for table in tables:
         _say(f"{table.title}: {setting_of(table)}")
         first = sheets_of(table)[0]
-        Console().print(_shown(first))
+        Console().print(shown_table(first))
         if first.title == "Rounds to target":
-            Console().print(_shown(scores_sheet(table)))
+            Console().print(shown_table(scores_sheet(table)))
         _say(*(note for note in first.notes if "p = " in note))
     _say(*left_out, f"page: {out / 'index.html'}")
 
@@ -38,7 +38,8 @@ def _say(*lines: str) -> None:
     Console().print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
 
 
-def _shown(sheet: Sheet) -> Table:
+def shown_table(sheet: Sheet) -> Table:
+    """A sheet as a table for a terminal; the best entry is bold, the second underlined."""
     shown = Table(title=sheet.title, title_justify="left")
     for number, column in enumerate(sheet.header):
         shown.add_column(column, justify="right" if number else "left")
