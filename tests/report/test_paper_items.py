@@ -285,6 +285,22 @@ def test_the_sensitivity_figure_draws_a_run_once_in_the_panel_of_what_it_varies(
         ]
 
 
+def test_settings_that_vary_no_parameter_have_no_panel(tmp_path: Path) -> None:
+    """The base rate varies among constant rates only, so it makes no panel, and all values of beta are points."""
+    for beta in (0.0, 0.6, 1.0):
+        write_beta(tmp_path, "cnn", beta)
+    more = {"data": {"name": "cifar100", "nodes": 10}, "model": {"name": "cnn"}, "topology": {"name": "full"}}
+    for base in (0.01, 0.003):
+        own = more | {"rates": {"base": base, "horizon": 500}}
+        write_run(tmp_path / f"{base}", rising(3), rates="constant", target=0.29, smoothing=10, more=own)
+    ((table,), _) = read([tmp_path], Notes())
+    figure, _ = sensitivity_figure(table)
+    assert figure is not None
+    (axes,) = (axes for axes in figure.axes if axes.get_xlabel())
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "0.6", "1"]
+    assert [line.get_linestyle() for line in axes.get_lines()] == ["None"] * 3
+
+
 def test_the_models_of_a_study_of_beta_are_not_merged(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text('name = "beta"\n[report]\nrows = "rates.balance"\ncolumns = ["model.name"]\n')
     for model in ("cnn", "resnet18"):

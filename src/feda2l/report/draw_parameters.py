@@ -50,9 +50,8 @@ def sensitivity_figure(table: ResultTable) -> tuple["Figure | None", list[str]]:
     A run is drawn once, in the panel of the parameter that it varies; the default is a line in each panel. Returned are
     the figure and what is not in it.
     """
-    keys = _varied_parameters(table)
-    by_setting = _settings(table, set(keys))
-    if not keys or not by_setting:
+    keys, by_setting = _settings(table)
+    if not keys:
         return None, [f"sensitivity of {table.title}: no parameter of the rate rule was varied"]
     missing = _too_many("sensitivity", table.title, len(by_setting))
     shown = list(by_setting.items())[:MOST_PANELS]
@@ -70,9 +69,8 @@ def sensitivity_figure(table: ResultTable) -> tuple["Figure | None", list[str]]:
 
 def balance_figure(table: ResultTable) -> tuple["Figure | None", list[str]]:
     """Curves for each beta, the weight of the two signals: one panel per setting."""
-    keys = _varied_parameters(table)
-    settings = _settings(table, set(keys))
-    if BALANCE not in keys or not settings:
+    keys, settings = _settings(table)
+    if BALANCE not in keys:
         return None, [f"curves for each beta of {table.title}: rates.balance was not varied"]
     # a cell that varies another parameter is in the sensitivity figure
     varied = {where: varied_cells(cells, keys) for where, cells in settings.items()}
@@ -100,20 +98,25 @@ def beta_panels(panels: Mapping[str, Sequence[Cell]], metric: str) -> "Figure":
     return figure
 
 
-def _varied_parameters(table: ResultTable) -> list[str]:
-    return [key for key in (*table.layout.rows, *table.layout.columns) if key in PARAMETERS]
+def _settings(table: ResultTable) -> tuple[list[str], dict[str, list[Cell]]]:
+    """The parameters that vary within a setting, and the cells of the settings in which one of them varies.
 
-
-def _settings(table: ResultTable, parameters: set[str]) -> dict[str, list[Cell]]:
-    """The cells that have the parameters, by everything else that the layout of their table varies."""
-    keys = [key for key in (*table.layout.blocks, *table.layout.columns, *table.layout.rows) if key not in parameters]
+    A setting is everything that the layout of the table varies besides the parameters.
+    """
+    layout = (*table.layout.blocks, *table.layout.columns, *table.layout.rows)
+    keys = [key for key in layout if key in PARAMETERS]
+    rest = [key for key in layout if key not in PARAMETERS]
     found: dict[str, list[Cell]] = {}
     for _, cell in table.cells:
-        if not parameters <= cell.example.run.keys.keys():
-            continue
-        words = label(cell.example.run, keys)
-        found.setdefault("" if words == "all" else words, []).append(cell)
-    return found
+        if all(key in cell.example.run.keys for key in keys):
+            words = label(cell.example.run, rest)
+            found.setdefault("" if words == "all" else words, []).append(cell)
+    keys = [key for key in keys if any(_varies(cells, key) for cells in found.values())]
+    return keys, {where: cells for where, cells in found.items() if any(_varies(cells, key) for key in keys)}
+
+
+def _varies(cells: Sequence[Cell], key: str) -> bool:
+    return len({cell.example.run.keys[key] for cell in cells}) > 1
 
 
 def _draw_parameter(axes: "Axes", cells: Sequence[Cell], default: Sequence[Cell], key: str, metric: str) -> None:
@@ -129,6 +132,7 @@ def _draw_parameter(axes: "Axes", cells: Sequence[Cell], default: Sequence[Cell]
             if values := cell.over_seeds(what):
                 name = f"default, {cell.example.run.keys[key]:g}"
                 side.axhline(factor * statistics.mean(values), color=color, linestyle="--", linewidth=1, label=name)
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7)
     axes.set_xticks(range(len(places)), places)
     axes.set_xlabel(key.rpartition(".")[2].replace("_", " "))

@@ -36,7 +36,7 @@ class StudyRuns:
 
     name: str
     runs: list[FoundRun]
-    wishes: Mapping[str, Any]
+    wishes: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[StudyRuns]
     """Group runs by the study whose folder contains them; a study may be spread over several folders."""
     ends = {folder.resolve().parent for folder in top}
     groups: dict[str, list[FoundRun]] = defaultdict(list)
-    wishes: dict[str, Mapping[str, Any]] = {}
+    wishes: dict[str, Mapping[str, object]] = {}
     above = functools.cache(functools.partial(_study_above, ends=ends))
     for run in runs:
         name, own = above(run.path.resolve().parent)
@@ -62,7 +62,7 @@ def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[StudyRuns]
     return [StudyRuns(name, own, wishes[name]) for name, own in groups.items()]
 
 
-def lay_out(runs: Sequence[FoundRun], wishes: Mapping[str, Any], notes: Notes) -> TableLayout:
+def lay_out(runs: Sequence[FoundRun], wishes: Mapping[str, object], notes: Notes) -> TableLayout:
     """Rows and columns as the study sets them; by default rate rules are rows, algorithms blocks, the rest columns."""
     rows, columns = _wished(wishes, "rows"), _wished(wishes, "columns")
     left = _without(varying_keys(runs, notes), *rows, *columns)
@@ -118,7 +118,7 @@ def default_settings() -> dict[str, Any]:
     return flatten(shared) | {"rates.window_form": "sample"}  # runs made before this key existed are like today's
 
 
-def label(run: FoundRun, keys: Iterable[str], usual: Mapping[str, Any] | None = None) -> str:
+def label(run: FoundRun, keys: Iterable[str], usual: Mapping[str, object] | None = None) -> str:
     """Describe the keys of a run, for example `feda2l, window 5`; usual values are left out."""
     there = [key for key in keys if key in run.keys]
     told = [key for key in there if usual is None or key not in usual or run.keys[key] != usual[key]]
@@ -149,7 +149,7 @@ def order(run: FoundRun, keys: Iterable[str]) -> tuple[Hashable, ...]:
     return tuple(places)
 
 
-def _word(key: str, value: Any) -> str:
+def _word(key: str, value: object) -> str:
     section, _, last = key.rpartition(".")
     if last == "name":
         return str(value)
@@ -157,12 +157,12 @@ def _word(key: str, value: Any) -> str:
     return f"base rate {shown}" if key == "rates.base" else f"{last.replace('_', ' ') if section else last} {shown}"
 
 
-def _wished(wishes: Mapping[str, Any], what: str) -> tuple[str, ...]:
+def _wished(wishes: Mapping[str, object], what: str) -> tuple[str, ...]:
     keys = wishes.get(what, ())
-    return (keys,) if isinstance(keys, str) else tuple(keys)
+    return (keys,) if isinstance(keys, str) else tuple(map(str, keys)) if isinstance(keys, list | tuple) else ()
 
 
-def _study_above(folder: Path, ends: set[Path]) -> tuple[str, Mapping[str, Any]]:
+def _study_above(folder: Path, ends: set[Path]) -> tuple[str, Mapping[str, object]]:
     """The study that this folder is in, not above the folders given to the report."""
     for place in (folder, *folder.parents):
         file = place / "study.toml"

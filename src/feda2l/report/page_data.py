@@ -4,10 +4,11 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import polars
+from numpy.typing import NDArray
 
 from feda2l.errors import FedA2LError
 from feda2l.report.curves import Floats, mean_of, read_layers
@@ -30,13 +31,41 @@ MISSING = 65535
 ROLES = ("ours", "control", "constant", "baseline")
 
 
+Json = dict[str, object]  # plain values for the page
+Places = NDArray[np.int64]
+
+
+class Packed(TypedDict):
+    """Values of a heat map as text, and the ends of their range and of the colour scale."""
+
+    low: float
+    high: float
+    top: float
+    values: str
+
+
+class Heat(TypedDict):
+    """Rate, sigma and zeta of a run as heat maps."""
+
+    layers: list[str]
+    nodes: int
+    of: int
+    width: int
+    bins: int
+    rate: Packed
+    divergence: Packed
+    stability: Packed
+
+
 def page_data(
     tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str], printed: Sequence[Sheet] = ()
-) -> dict[str, Any]:
+) -> Json:
     """Everything that the page draws; a sentence replaces what is missing."""
     settings = [_setting(table, contest, several=len(tables) > 1) for table in tables for contest in table.contests]
     contests = [contest for table in tables for contest in table.contests]
-    chosen = [(own["name"], cell) for own, contest in zip(settings, contests, strict=True) for cell in contest.cells]
+    chosen = [
+        (str(own["name"]), cell) for own, contest in zip(settings, contests, strict=True) for cell in contest.cells
+    ]
     runs, left = _runs(chosen)
     shown = [
         {"title": table.title, "setting": setting_of(table), "sheets": [_sheet(s) for s in sheets_of(table)]}
@@ -55,7 +84,7 @@ def page_data(
     }
 
 
-def to_json(data: Mapping[str, Any]) -> str:
+def to_json(data: Mapping[str, object]) -> str:
     """JSON for a <script>: it contains no closing tag and no NaN."""
     return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
 
@@ -65,7 +94,7 @@ def numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
 
 
-def _sheet(sheet: Sheet) -> dict[str, Any]:
+def _sheet(sheet: Sheet) -> Json:
     return {
         "title": sheet.title,
         "header": sheet.header,
@@ -74,7 +103,7 @@ def _sheet(sheet: Sheet) -> dict[str, Any]:
     }
 
 
-def _setting(table: ResultTable, contest: Contest, *, several: bool) -> dict[str, Any]:
+def _setting(table: ResultTable, contest: Contest, *, several: bool) -> Json:
     return {
         "name": " / ".join(filter(None, (table.title * several, contest.where))) or table.title,
         "metric": table.metric,
@@ -84,7 +113,7 @@ def _setting(table: ResultTable, contest: Contest, *, several: bool) -> dict[str
     }
 
 
-def _method(contest: Contest, cell: Cell) -> dict[str, Any]:
+def _method(contest: Contest, cell: Cell) -> Json:
     middle, low, high = seeds_band(cell)
     seconds = seeds_seconds(cell)
     at = _thin(np.flatnonzero(~np.isnan(middle)))
@@ -113,26 +142,23 @@ def _method(contest: Contest, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[str]]:
+def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[Json], list[str]]:
     """The first seed of each method; heat maps up to the size limit, those of FedA2L first."""
     notes = []
     by_role = sorted(range(len(chosen)), key=lambda number: ROLES.index(chosen[number][1].role))[:RUNS]
     if len(chosen) > RUNS:
         notes.append(f"the page shows rates, graph and spec of {RUNS} of {len(chosen)} methods and settings")
     room = HEAT_BYTES
-    shown: dict[int, dict[str, Any]] = {}
+    shown: dict[int, Json] = {}
     crowded = 0
     for number in by_role:
         setting, cell = chosen[number]
         run = cell.example.run
-        heat: dict[str, Any] | str = "the page is full; make a report of this run's folder alone"
+        heat: Heat | str = "the page is full; make a report of this run's folder alone"
         if room > 0:
             heat = heat_of(run)
-            room -= (
-                0
-                if isinstance(heat, str)
-                else sum(len(heat[name]["values"]) for name in ("rate", "divergence", "stability"))
-            )
+            signals = () if isinstance(heat, str) else (heat["rate"], heat["divergence"], heat["stability"])
+            room -= sum(len(signal["values"]) for signal in signals)
         else:
             crowded += 1
         shown[number] = {
@@ -151,7 +177,7 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[dict[str, Any]], list[st
     return [shown[number] for number in sorted(shown)], notes
 
 
-def heat_of(run: FoundRun) -> dict[str, Any] | str:
+def heat_of(run: FoundRun) -> Heat | str:
     """Rate, sigma and zeta as [nodes, layers, bins of rounds], or why not."""
     frame = read_layers(run)
     if frame is None or frame.is_empty():
@@ -172,24 +198,24 @@ def heat_of(run: FoundRun) -> dict[str, Any] | str:
     nodes, bins = int(binned["node"].max()) + 1, math.ceil(rounds / width)  # type: ignore[arg-type]
     at = tuple(binned[name].to_numpy() for name in ("node", "place", "bin"))
 
-    def own(name: str) -> dict[str, Any]:
+    def own(name: str) -> Packed:
         values = np.full((nodes, len(names), bins), np.nan)
         values[at] = binned[name].cast(polars.Float64).to_numpy()
         return packed(values)
 
-    return {
-        "layers": names,
-        "nodes": nodes,
-        "of": int(frame["node"].max()) + 1,  # type: ignore[arg-type]
-        "width": width,
-        "bins": bins,
-        "rate": own("rate"),
-        "divergence": own("divergence"),
-        "stability": own("stability"),
-    }
+    return Heat(
+        layers=names,
+        nodes=nodes,
+        of=int(frame["node"].max()) + 1,  # type: ignore[arg-type]
+        width=width,
+        bins=bins,
+        rate=own("rate"),
+        divergence=own("divergence"),
+        stability=own("stability"),
+    )
 
 
-def packed(values: Floats) -> dict[str, Any]:
+def packed(values: Floats) -> Packed:
     """Sixteen bits per value between the lowest and the highest; `top` is the end of the colour scale."""
     there = values[np.isfinite(values)]
     if not len(there):
@@ -224,9 +250,9 @@ def _partition_key(run: FoundRun) -> str:
     return json.dumps([*wanted, str(run.keys.get("training.batch_size"))])
 
 
-def _partitions(runs: Iterable[FoundRun]) -> dict[str, dict[str, Any] | str]:
+def _partitions(runs: Iterable[FoundRun]) -> dict[str, Json | str]:
     """The number of samples of each class at each node, if the data are available."""
-    found: dict[str, dict[str, Any] | str] = {}
+    found: dict[str, Json | str] = {}
     for run in runs:
         key = _partition_key(run)
         if key not in found:
@@ -234,7 +260,7 @@ def _partitions(runs: Iterable[FoundRun]) -> dict[str, dict[str, Any] | str]:
     return found
 
 
-def _counts(run: FoundRun) -> dict[str, Any] | str:
+def _counts(run: FoundRun) -> Json | str:
     import torch
 
     from feda2l.data.partition import table
@@ -260,8 +286,10 @@ def _counts(run: FoundRun) -> dict[str, Any] | str:
     return {"classes": list(dataset.class_names), "counts": counts.tolist()}
 
 
-def _thin(at: Any) -> Any:
+def _thin(at: Places) -> Places:
     """At most `POINTS` of the places, always with the last one."""
     if len(at) <= POINTS:
         return at
-    return at[np.unique(np.linspace(0, len(at) - 1, POINTS).round().astype(int))]
+    chosen = np.unique(np.linspace(0, len(at) - 1, POINTS).round().astype(np.int64))
+    thinned: Places = at[chosen]
+    return thinned
