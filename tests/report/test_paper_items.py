@@ -167,6 +167,26 @@ def test_table_5_has_rounds_and_seconds_with_the_improvement_of_both(tmp_path: P
     assert "ExchangeRate, forecasts without training: the last value has an MSE of 0.0533." in sheet.notes
 
 
+def test_table_4_has_a_column_for_each_network(tmp_path: Path) -> None:
+    ring = RESNET_18 | {"topology": {"name": "ring"}, "evaluation": {"smoothing": 15}}
+    nodes = RESNET_18 | {"data": {"name": "cifar100", "nodes": 20}}  # a window of 10 in place of 15
+    for rule in ("Vanilla", "FedA2L"):
+        write_cell(tmp_path, rule, [3], "FedAWA", target=0.33, tag="ring", more=ring)
+        write_cell(tmp_path, rule, [3], "FedAWA", target=0.42, tag="nodes", more=nodes)
+    sheet = sheet_of(runs_in(tmp_path), 4)
+    assert [column.split(" (")[0] for column in sheet.header[2:8]] == [
+        "Dir(0.01)",
+        "Dir(0.5)",
+        "20 nodes",
+        "30 nodes",
+        "Ring",
+        "K-Connected",
+    ]
+    row = row_of(sheet, "FedAWA", "FedA2L")
+    assert row == ["not run", "not run", "10", "not run", "15 (paper: 319 [setting])", "not run", "2", "0"]
+    assert any(note.endswith("evaluation.smoothing is 10 (the paper: 15).") for note in sheet.notes)
+
+
 def test_figure_2_has_six_panels_titled_by_algorithm_with_the_target(tmp_path: Path) -> None:
     for algorithm in ("FedAvg", "FedYogi"):
         for rule in ("Vanilla", "FedA2L"):
