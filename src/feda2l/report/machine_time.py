@@ -5,6 +5,7 @@ import polars
 
 from feda2l.records.round_timings import PARTS, TRAINING
 from feda2l.report.curves import Floats
+from feda2l.report.find_runs import FoundRun
 from feda2l.report.run_figures import Figures
 
 
@@ -31,6 +32,13 @@ def own_clock(figures: Figures) -> Floats | None:
     return clock
 
 
+def _has_timings(run: FoundRun) -> bool:
+    try:
+        return bool(run.records.text("timings"))
+    except OSError:
+        return False
+
+
 def seconds_per_round(figures: Figures) -> float | None:
     """Mean seconds per round with evaluation; from the summary if the records are without timings.jsonl."""
     seconds = own_seconds(figures)
@@ -38,6 +46,6 @@ def seconds_per_round(figures: Figures) -> float | None:
         return float(np.sum(list(seconds.values()), axis=0).mean())
     run = figures.run
     total = run.summary.get("seconds")
-    if run.summary.get("pack") != 1 or run.folder.timings.exists() or not isinstance(total, dict):
+    if run.summary.get("pack") != 1 or _has_timings(run) or not isinstance(total, dict):
         return None
     return sum(float(value) for value in total.values()) / len(figures.curve.score)

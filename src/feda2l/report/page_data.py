@@ -45,7 +45,7 @@ class Packed(TypedDict):
 
 
 class Heat(TypedDict):
-    """Rate, sigma and zeta of a run as heat maps."""
+    """Learning rate, divergence and stability of a run as heat maps."""
 
     layers: list[str]
     nodes: int
@@ -178,7 +178,7 @@ def _runs(chosen: list[tuple[str, Cell]]) -> tuple[list[Json], list[str]]:
 
 
 def heat_of(run: FoundRun) -> Heat | str:
-    """Rate, sigma and zeta as [nodes, layers, bins of rounds], or why not."""
+    """Learning rate, divergence and stability as [nodes, layers, bins of rounds], or why not."""
     frame = read_layers(run)
     if frame is None or frame.is_empty():
         return "layers.parquet and rounds.jsonl are missing or damaged"

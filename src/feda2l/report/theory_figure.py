@@ -10,7 +10,7 @@ import numpy as np
 from feda2l.records.round_record import RoundRecord
 from feda2l.records.run_folder import RunFolder
 from feda2l.records.theory import Terms, TheoryQuantities, theorem_terms
-from feda2l.report.figures import FORMATS
+from feda2l.report.draw_scores import FORMATS
 from feda2l.report.plots import new_figure, save_figure
 
 if TYPE_CHECKING:
