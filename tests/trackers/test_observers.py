@@ -119,7 +119,7 @@ def test_a_tracker_that_raises_prints_one_message_and_stops(
     assert done.summary["status"] == "finished"
     assert same_bytes(done.path, untracked)
     assert capsys.readouterr().err == (
-        "feda2l: Broken no longer tracks: SystemExit: out of order; the run continues without it. "
+        "feda2l: tracker Broken stopped: SystemExit: out of order; the run continues without it. "
         "See: feda2l explain tracker\n"
     )
 

@@ -104,7 +104,7 @@ class Observer:
 
     def _drop(self, why: str) -> None:
         self.dropped = True
-        self.say(f"{self.name} no longer tracks: {why}; the run continues without it. See: feda2l explain tracker")
+        self.say(f"tracker {self.name} stopped: {why}; the run continues without it. See: feda2l explain tracker")
 
     # --- called by the thread ----------------------------------------------------------------------------------
 
