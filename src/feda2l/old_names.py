@@ -22,9 +22,9 @@ RECORD_KEYS = {"sigma": "divergence", "zeta": "stability", "heard": "received"}
 SUMMARY_WORDS = {"diverged": "non_finite"}
 
 
-def current_record(record: dict[str, Any]) -> dict[str, Any]:
+def current_record(record: Any) -> Any:
     """The record of a round with the present names, in the same order. Changes nothing in a present record."""
-    if "sigma" not in record.get("layers", ()):
+    if not isinstance(record, dict) or "sigma" not in record.get("layers", ()):
         return record
     renamed = _renamed(record, RECORD_KEYS)
     return renamed | {part: _renamed(renamed[part], RECORD_KEYS) for part in ("nodes", "layers")}

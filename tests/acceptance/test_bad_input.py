@@ -292,7 +292,7 @@ three = 3
         ("model.loss", "each", "one number"),
         ("model.loss", "plain_number", "one number"),
         ("model.loss", "unrelated", "depends on"),
-        ("model.loss", "three", "called"),
+        ("model.loss", "three", "callable"),
     ],
 )
 def test_a_model_or_loss_that_does_not_fit_is_rejected_before_training(

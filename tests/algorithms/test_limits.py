@@ -13,7 +13,7 @@ from torch import Tensor
 from feda2l.algorithms import ALGORITHMS, Neighbourhood
 from feda2l.algorithms.fedawa import FedAWA
 from feda2l.data import Images
-from feda2l.engines.engine import NodeTensors
+from feda2l.engines.engine import RowEngine
 from feda2l.engines.stacked import Stacked
 from feda2l.runs.datasets import Loaded
 from feda2l.simulate.search import search
@@ -71,7 +71,7 @@ def agree(name: str, found: Any, expected: Any) -> None:
 def test_without_its_own_part_it_is_fedavg(start, name, own, engine) -> None:
     runtime = {"runtime": {"engine": engine}}
     plain, simulator = start(spec({}, **runtime)), start(spec({"name": name, **own}, **runtime))
-    assert type(simulator.engine) is (Stacked if engine == "auto" else NodeTensors)
+    assert type(simulator.engine) is (Stacked if engine == "auto" else RowEngine)
     agree(name, outcome(simulator), outcome(plain))
 
 

@@ -237,7 +237,7 @@ def test_a_path_that_is_no_algorithm_is_refused(name: str, words: str) -> None:
     [
         ({"beat": 0.5}, "mine.toml: algorithm.beat: unknown key; did you mean 'beta'?"),
         ({"beta": "much"}, "mine.toml: algorithm.beta = 'much': input should be a valid number"),
-        ({"beta": 1.0}, "mine.toml: algorithm.beta = 1.0: must be from 0 up to, but not, 1"),
+        ({"beta": 1.0}, "mine.toml: algorithm.beta = 1.0: must be at least 0 and below 1"),
     ],
 )
 def test_a_wrong_parameter_of_ones_own_algorithm_is_refused(parameters: dict[str, Any], words: str) -> None:
@@ -253,6 +253,6 @@ def test_a_changed_class_does_not_go_on_in_an_old_folder(tmp_path: Path, monkeyp
     settings = spec(algorithm=SLOWMO)
     with pytest.raises(Stopped):
         run(settings, tmp_path / "run", on_round=stop)
-    monkeypatch.setattr(new_algorithm.SlowMo, "memory", ("slow", "slower"))
+    monkeypatch.setattr(new_algorithm.SlowMo, "state", ("slow", "slower"))
     with pytest.raises(FedA2LError, match=r"algorithm\.slower\.\S+ should be .* found nothing"):
         run(settings, tmp_path / "run", resume=True)

@@ -34,7 +34,7 @@ from feda2l.algorithms.gradient_tracking import GradientTracking
 from feda2l.algorithms.push_sum import PushSum
 from feda2l.algorithms.qg_dsgdm import QGDSGDm
 from feda2l.data.samples import Labelled
-from feda2l.engines.engine import Engine, NodeTensors
+from feda2l.engines.engine import Engine, RowEngine
 from feda2l.engines.stacked import Stacked
 from feda2l.layers import find_layers
 from feda2l.rates import Setting
@@ -326,7 +326,7 @@ def test_gradient_tracking_reaches_the_optimum_to_machine_precision() -> None:
 
 def test_gradient_tracking_does_so_node_by_node_too() -> None:
     """The engine that trains a node at a time: another step in code, the same optimum."""
-    (simulation,), rounds = simulate(Run(GradientTracking(), "ring", 0.2), engine=NodeTensors)  # no power of two
+    (simulation,), rounds = simulate(Run(GradientTracking(), "ring", 0.2), engine=RowEngine)  # no power of two
     finish(rounds, 160)
     assert errors(simulation, optimum())[1] < 1e-12
 
@@ -447,7 +447,7 @@ def two_parabolas(*factors: float, rate: float = 0.25, rounds: int = 150) -> flo
     def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs - targets).square().mean() / 2
 
-    (simulation,), rounds_ = simulate(run, model=model, samples=samples, loss=half_square, l2=0.0, engine=NodeTensors)
+    (simulation,), rounds_ = simulate(run, model=model, samples=samples, loss=half_square, l2=0.0, engine=RowEngine)
     assert torch.equal(simulation.plan.mixing.dense(), torch.full((2, 2), 0.5, dtype=torch.float64))
     finish(rounds_, rounds)
     (view,) = simulation.state.population.layout.views(simulation.state.population.base)

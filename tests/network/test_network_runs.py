@@ -277,7 +277,7 @@ def test_faults_and_network_cannot_be_combined(network, tmp_path):
 
 def test_real_nodes_reject_a_simulated_network():
     refuse_network(Spec.parse({}))
-    with pytest.raises(FedA2LError, match=r"real peers have a network of their own; leave \[network\] out"):
+    with pytest.raises(FedA2LError, match=r"is for the simulator, and real nodes use the real network"):
         refuse_network(Spec.parse({"network": SLOW}))
 
 

@@ -32,7 +32,7 @@ SPELLING = (
     + b"0123456789abcdef" * 4
     + b'","digest":"'
     + b"fedcba9876543210" * 4
-    + b'","size":1000,"samples":500,"steps":50,"degree":2,"heard_by":3}'
+    + b'","size":1000,"samples":500,"steps":50,"degree":2,"receivers":3}'
 )
 
 
@@ -71,7 +71,7 @@ def parts(sealed: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def test_the_format_of_an_unsigned_head_does_not_change() -> None:
-    assert seal(HEAD, None) == b"\x01\x15\x00\x00\x00\x00" + SPELLING
+    assert seal(HEAD, None) == b"\x01\x16\x00\x00\x00\x00" + SPELLING
 
 
 def test_unsealing_a_sealed_head_returns_it(folder: Path, authority: Authority) -> None:

@@ -146,7 +146,7 @@ def test_three_ways_of_a_best_score(tmp_path: Path) -> None:
     assert figures.last_10 == pytest.approx(0.525)
 
 
-def test_a_diverged_run_is_censored_and_said(tmp_path: Path) -> None:
+def test_a_non_finite_run_is_censored_and_named(tmp_path: Path) -> None:
     write_run(tmp_path / "good", rising(3), seed=1)
     write_run(tmp_path / "bad", [0.1, 0.1], seed=2, rounds=10, status="non_finite")
     notes = Notes()
@@ -156,7 +156,7 @@ def test_a_diverged_run_is_censored_and_said(tmp_path: Path) -> None:
     assert cell.over_seeds("best") == [0.6]
     assert cell.curve_averaged is None
     assert len(seeds_band(cell)[0]) == 10  # the seed that broke off does not cut the other's curve
-    assert any(line.startswith("non_finite") and "bad" in line for line in notes.lines())
+    assert any(line.startswith("non-finite") and "bad" in line for line in notes.lines())
 
 
 def test_different_data_and_targets_have_tables_of_their_own(tmp_path: Path) -> None:

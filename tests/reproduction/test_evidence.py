@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 
 from feda2l.errors import FedA2LError
+from feda2l.old_names import current_spec
 from feda2l.rates.decay_only_matched import mean_multipliers
 from feda2l.records.bundle import open_bundle, write_bundle
 from feda2l.report.bundle_runs import unbundle
@@ -73,7 +74,7 @@ def test_every_kept_run_has_the_spec_of_its_study(name: str) -> None:
     StudyFolder(RESULTS / name).check(current, saved)
     cells = {cell.name: cell for cell in current.cells}
     for path in sorted(path for path in bundle.names if not path.startswith("stages/")):
-        kept = flatten(tomllib.loads(bundle.texts(path)["spec"]))
+        kept = flatten(current_spec(tomllib.loads(bundle.texts(path)["spec"])))
         cell = cells[path.split("/")[0]]
         found = {"rates.base": kept["rates.base"]} if cell.tuned else {}
         if current.target_from:

@@ -17,6 +17,7 @@ from feda2l.data.samples import Labelled
 from feda2l.errors import FedA2LError
 from feda2l.peer.check import refuse_network
 from feda2l.records.theory import THEORY, theorem_terms
+from feda2l.report.find_runs import Notes, find_runs
 from feda2l.report.report import report
 from feda2l.report.theory_figure import theory_figure
 from feda2l.runs.assemble import assemble
@@ -151,7 +152,7 @@ def test_a_run_with_estimates_learns_the_same_packed_and_resumed(tmp_path: Path)
 def test_the_figure_draws_what_the_run_recorded(tmp_path: Path) -> None:
     run = feda2l.run(SMALL, out=tmp_path / "with", progress=False)
     plain = feda2l.run({**SMALL, "seed": 2, "evaluation": {}}, out=tmp_path / "without", progress=False)
-    figure = theory_figure([run.path, plain.path])
+    figure = theory_figure(find_runs([run.path, plain.path], Notes()))
     assert figure is not None
     left, right = figure.axes
     curves = {str(line.get_label()): line for axes in (left, right) for line in axes.get_lines()}
@@ -161,7 +162,7 @@ def test_the_figure_draws_what_the_run_recorded(tmp_path: Path) -> None:
     terms = run.summary["theory"]["terms"]
     for label, key in (("mean of ||grad f||²", "gradient"), ("eta0 s² / N, times C2", "noise")):
         assert np.array(curves[label].get_xydata())[-1].tolist() == [3, terms[key]]
-    assert theory_figure([plain.path]) is None
+    assert theory_figure(find_runs([plain.path], Notes())) is None
     tables, _ = report([tmp_path], tmp_path / "report")
     assert len(tables) == 1
     assert (tmp_path / "report" / "figures" / "theory.svg").exists()

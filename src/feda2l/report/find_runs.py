@@ -242,7 +242,7 @@ def _read(path: Path, records: RunRecords, notes: Notes) -> FoundRun | None:
     if run.non_finite:
         where = summary.get("non_finite", {})
         notes.add(
-            "diverged; counted as a run that did not reach the target", f"{path} (round {where.get('round', '?')})"
+            "non-finite; counted as a run that did not reach the target", f"{path} (round {where.get('round', '?')})"
         )
     return run
 

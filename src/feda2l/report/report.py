@@ -43,7 +43,7 @@ def report(
 
             export_tensorboard(figures, out / "tensorboard")
         left_out = [*notes.lines(), *(f"not drawn, {words}" for words in draw_all(tables, out / "figures"))]
-        draw_theory([one.run.path for one in figures], out / "figures" / "theory")
+        draw_theory([one.run for one in figures], out / "figures" / "theory")
         draw_paper_figures(figures, out / "figures")
         for name, text in (
             ("table.csv", comma_separated(tables)),

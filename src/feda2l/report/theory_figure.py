@@ -1,16 +1,14 @@
 """The figure of the convergence bounds: estimated quantities and the terms of Theorem 1, over rounds."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feda2l.records.round_record import RoundRecord
-from feda2l.records.run_folder import RunFolder
-from feda2l.records.theory import Terms, TheoryQuantities, theorem_terms
+from feda2l.records.theory import Terms, theorem_terms
 from feda2l.report.draw_scores import FORMATS
+from feda2l.report.find_runs import FoundRun
 from feda2l.report.plots import new_figure, save_figure
 
 if TYPE_CHECKING:
@@ -36,21 +34,21 @@ class Estimated(NamedTuple):
     """A run with estimates: its name, the records that hold them, and the terms after each."""
 
     name: str
-    due: Sequence[RoundRecord]
+    due: Sequence[Mapping[str, Any]]
     terms: Sequence[Terms]
 
 
-def draw_theory(folders: Sequence[Path], path: Path) -> None:
+def draw_theory(runs: Sequence[FoundRun], path: Path) -> None:
     """Write the figure of these runs in every format; nothing where no run has estimates."""
-    figure = theory_figure(folders)
+    figure = theory_figure(runs)
     if figure is not None:
         for kind in FORMATS:
             save_figure(figure, path.with_name(f"{path.name}.{kind}"))
 
 
-def theory_figure(folders: Sequence[Path]) -> "Figure | None":
+def theory_figure(found: Sequence[FoundRun]) -> "Figure | None":
     """Draw one row per run that has estimates, at most `MOST_RUNS`; None where no run has any."""
-    runs = [run for run in map(_read, folders) if run is not None][:MOST_RUNS]
+    runs = [run for run in map(_read, found) if run is not None][:MOST_RUNS]
     if not runs:
         return None
     figure, panels = new_figure(2, 12, 3.6 * len(runs), rows=len(runs))
@@ -63,21 +61,21 @@ def theory_figure(folders: Sequence[Path]) -> "Figure | None":
     return figure
 
 
-def _read(path: Path) -> Estimated | None:
-    folder = RunFolder(path)
-    summary = json.loads(folder.summary.read_text())
-    theory = summary.get("theory")
+def _read(run: FoundRun) -> Estimated | None:
+    theory = run.summary.get("theory")
     if theory is None:
         return None
-    records = folder.read()
+    rows = run.records.rounds().unique("round", keep="first").sort("round").collect().to_dicts()
+    # a column is null in the rounds without an estimate
+    records = [{key: value for key, value in row.items() if value is not None} for row in rows]
     due = [record for record in records if "objective" in record]
-    return Estimated(summary["name"], due, theorem_terms(records, theory["eta0"], theory["nodes"]))
+    return Estimated(run.name, due, theorem_terms(records, theory["eta0"], theory["nodes"]))
 
 
 def _lines(
     axes: "Axes",
     across: Sequence[int],
-    rows: Sequence[TheoryQuantities | Mapping[str, float]],
+    rows: Sequence[Mapping[str, float]],
     wanted: Mapping[str, str],
 ) -> None:
     """Draw a line per quantity; values that are 0 or unknown have no place on a logarithmic axis."""
