@@ -223,7 +223,7 @@ def test_a_forecast_that_is_resumed_or_packed_has_the_same_bytes(go: Callable[..
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"algorithm": {"name": "fedntd"}}, 'algorithm.name = "fedntd" distils the classes that are not the answer'),
+        ({"algorithm": {"name": "fedntd"}}, 'algorithm.name = "fedntd" distils the classes that are not the true one'),
         ({"algorithm": {"name": "dfedhpo"}}, 'algorithm.name = "dfedhpo" needs held-out samples on every node'),
         (
             {"evaluation": {"on": "local"}},
