@@ -71,8 +71,8 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
         while (now := time.monotonic()) < began + 60 * minutes:
             time.sleep(0.2)
             for process in processes:
-                if (code := process.look()) is not None and process.id not in due:
-                    raise RunFailed(f"{process} ended by itself with {code}:\n{process.last_words()}")
+                if (code := process.poll()) is not None and process.id not in due:
+                    raise RunFailed(f"{process} ended by itself with {code}:\n{process.last_lines()}")
             for id, (when, kind) in list(due.items()):
                 if now >= when and _bring_back(processes[id], kind):
                     del due[id]
@@ -117,7 +117,7 @@ def _bring_back(process: NodeProcess, kind: str) -> bool:
     if kind == "stop":
         process.signal(signal.SIGCONT)
         return True
-    process.look()
+    process.poll()
     if process.running:
         return False
     process.start()

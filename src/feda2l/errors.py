@@ -20,7 +20,7 @@ class FedA2LError(Exception):
     """
 
     exit_code = 2
-    said = False  # has another process of the job printed the message?
+    printed = False  # has another process of the job printed the message?
     see = ""
 
     def __init__(

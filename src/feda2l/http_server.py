@@ -126,10 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, response: Response) -> None:
         self.send_response(response.status)
-        own = {"Content-Type": response.kind, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        headers = {"Content-Type": response.kind, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         if isinstance(response.body, bytes):
-            own["Content-Length"] = str(len(response.body))
-        for name, value in (own | dict(response.headers)).items():
+            headers["Content-Length"] = str(len(response.body))
+        for name, value in (headers | dict(response.headers)).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":

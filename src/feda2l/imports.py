@@ -14,17 +14,17 @@ def import_object(path: str, key: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.import_module(module)
+        loaded = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            loaded = getattr(loaded, part)
     except Exception as error:  # a user's module may raise anything
         kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
         raise FedA2LError(
             f'{key} = "{path}" cannot be imported as "package.module:name": {kind}{error}', see="own-code"
         ) from error
-    if not callable(found):
+    if not callable(loaded):
         raise FedA2LError(
-            f'{key} = "{path}" is a {type(found).__name__}, which is not callable: name a function or a class',
+            f'{key} = "{path}" is a {type(loaded).__name__}, which is not callable: name a function or a class',
             see="own-code",
         )
-    return found
+    return loaded

@@ -16,7 +16,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "did you mean 'nodes'?"
     """
     names = list(known)
-    swapped = [own for own in names if sorted(own) == sorted(name.lower())]
+    swapped = [candidate for candidate in names if sorted(candidate) == sorted(name.lower())]
     close = swapped or difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 

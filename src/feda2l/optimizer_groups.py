@@ -108,15 +108,16 @@ def shapes_of(groups: list[Group]) -> Shapes:
     }
 
 
-def demand_equal(found: Mapping[str, Mapping[str, list[int]]], own: Shapes) -> None:
+def demand_equal(given: Mapping[str, Mapping[str, list[int]]], expected: Shapes) -> None:
     """Raise unless both have the same layers, with tensors of the same names and shapes, in the same order."""
-    if list(found) != list(own):
-        unlike = [name for name in (*own, *found) if (name in own) != (name in found)] or ["their order"]
+    if list(given) != list(expected):
+        unlike = [name for name in (*expected, *given) if (name in expected) != (name in given)] or ["their order"]
         raise FedA2LError(f"these are not the layers FedA2L was built with: they differ in {', '.join(unlike[:5])}")
-    for layer in own:
-        if dict(found[layer]) != dict(own[layer]):
+    for layer in expected:
+        if dict(given[layer]) != dict(expected[layer]):
             raise FedA2LError(
-                f"layer {layer}: FedA2L was built with the tensors {dict(own[layer])}, not with {dict(found[layer])}"
+                f"layer {layer}: FedA2L was built with the tensors {dict(expected[layer])}, "
+                f"not with {dict(given[layer])}"
             )
 
 

@@ -138,7 +138,7 @@ class FedA2L:
         self._rates = self._start(tuple(read_rates(groups)))
         self.round = 1  # the round that is open or comes next
         self._done = 0  # how many of its calls are done
-        self._kept: list[Tensor] = []  # the last state of the open round: base, then trained
+        self._last_states: list[Tensor] = []  # the last state of the open round: base, then trained
         self._divergence = torch.zeros(len(groups), dtype=torch.float64)  # sigma of the open round
         self._signals: Signals | None = None  # of the last step
         self._written: list[float] = []  # the rates as the groups held them after the last write
@@ -180,12 +180,12 @@ class FedA2L:
         def stability(trained: Tensor, aggregated: Tensor) -> Tensor:
             return aggregation_stability(trained, aggregated, self._measure.threshold)
 
-        found = Signals(self._divergence, self._read(groups, "aggregated", stability))
+        signals_now = Signals(self._divergence, self._read(groups, "aggregated", stability))
         # a frozen layer does not move: its zero divergence is no signal
         frozen = torch.tensor([not any(p.requires_grad for p in group["params"]) for group in groups])
-        self._rates.step(self.round, Signals(*(signal.masked_fill(frozen, torch.nan) for signal in found[:2])))
-        shown = found if self._signals is None else self._signals
-        self._signals = Signals(*(torch.where(frozen, *pair) for pair in zip(shown[:2], found[:2], strict=True)))
+        self._rates.step(self.round, Signals(*(signal.masked_fill(frozen, torch.nan) for signal in signals_now[:2])))
+        shown = signals_now if self._signals is None else self._signals
+        self._signals = Signals(*(torch.where(frozen, *pair) for pair in zip(shown[:2], signals_now[:2], strict=True)))
         self._write(groups)
         self._close()
 
@@ -208,8 +208,8 @@ class FedA2L:
         If not, this node received nothing: call `skip_round()` in place of `step()`.
         """
         groups = self._expect("step")
-        states = zip(self._kept, self._tensors(groups), strict=True)
-        return any(not torch.equal(kept.to(tensors[0].device), _flat(tensors)) for kept, tensors in states)
+        states = zip(self._last_states, self._tensors(groups), strict=True)
+        return any(not torch.equal(state.to(tensors[0].device), _flat(tensors)) for state, tensors in states)
 
     @property
     def last(self) -> dict[str, LayerRate]:
@@ -236,7 +236,7 @@ class FedA2L:
             "signals": {}
             if self._signals is None
             else {"divergence": self._signals.divergence.clone(), "stability": self._signals.stability.clone()},
-            "kept": [state.clone() for state in self._kept],
+            "kept": [state.clone() for state in self._last_states],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,13 +254,13 @@ class FedA2L:
             round, done, divergence = int(state["round"]), int(state["done"]), state["divergence"].clone()
             signals = Signals(**{k: v.clone() for k, v in state["signals"].items()}) if state["signals"] else None
             devices = [group["params"][0].device for group in groups] if done else []
-            kept = [tensor.to(device, copy=True) for tensor, device in zip(state["kept"], devices, strict=True)]
+            states = [tensor.to(device, copy=True) for tensor, device in zip(state["kept"], devices, strict=True)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedA2LError(f"this is not a state of FedA2L ({type(error).__name__}: {error})") from error
         if done:
-            self._demand_sizes(kept, groups)
+            self._demand_sizes(states, groups)
         self._rates, self.round, self._done = rates, round, done
-        self._divergence, self._signals, self._kept = divergence, signals, kept
+        self._divergence, self._signals, self._last_states = divergence, signals, states
         self._write(groups)
 
     def _start(self, base: tuple[float, ...]) -> FreezableRates:
@@ -287,41 +287,41 @@ class FedA2L:
         """Return the measured tensors of each layer."""
         return [[group["params"][i] for i in which] for group, which in zip(groups, self._measured, strict=True)]
 
-    def _demand_sizes(self, kept: list[Tensor], groups: list[Group]) -> None:
+    def _demand_sizes(self, states: list[Tensor], groups: list[Group]) -> None:
         sizes = [sum(tensor.numel() for tensor in tensors) for tensors in self._tensors(groups)]
-        if [state.numel() for state in kept] != sizes:
+        if [state.numel() for state in states] != sizes:
             raise FedA2LError(
                 "the saved state has an open round that measured other tensors: build FedA2L with the same `measured`"
             )
 
     def _keep(self, groups: list[Group]) -> None:
         # layer by layer: the old copy of a layer is freed before the next one is made
-        self._kept = self._kept or [torch.empty(0)] * len(groups)
+        self._last_states = self._last_states or [torch.empty(0)] * len(groups)
         for i, tensors in enumerate(self._tensors(groups)):
-            self._kept[i] = _flat(tensors)
+            self._last_states[i] = _flat(tensors)
 
     def _read(self, groups: list[Group], name: str, signal: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Measure the signal between the kept and the present state, [layers] in float64; non-finite values raise."""
         values: list[Tensor] = []
         for i, (group, tensors) in enumerate(zip(groups, self._tensors(groups), strict=True)):
             state = _wide(_flat(tensors))
-            value = signal(_wide(self._kept[i].to(state.device)) if self._kept else state, state)
+            value = signal(_wide(self._last_states[i].to(state.device)) if self._last_states else state, state)
             finite = torch.stack([torch.isfinite(parameter).all() for parameter in group["params"]]).all()
             values.append(value.masked_fill(~finite, torch.nan).to(values[0].device if values else value.device))
-        found = torch.stack(values).cpu().double()  # the only wait for the device
-        for layer, value in zip(self._shapes, found.tolist(), strict=True):
+        measured = torch.stack(values).cpu().double()  # the only wait for the device
+        for layer, value in zip(self._shapes, measured.tolist(), strict=True):
             if not -torch.inf < value < torch.inf:
                 raise FedA2LError(
                     f"layer {layer}: NaN, Inf or an overflow in its {name} state in round {self.round}. Nothing was "
                     "changed: fix the parameters and call again, or call skip_round()"
                 )
-        return found
+        return measured
 
     def _write(self, groups: list[Group]) -> None:
         self._written = write_rates(groups, self._rates.rates[0].tolist())
 
     def _close(self) -> None:
-        self._kept, self._done = [], 0
+        self._last_states, self._done = [], 0
         self.round += 1
 
 

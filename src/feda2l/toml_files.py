@@ -26,8 +26,8 @@ class TomlSource:
 
     def of(self, key: str) -> str:
         """The override that set a key, its section or a key inside it; otherwise the file."""
-        inside = (text for own, text in self.sets.items() if f"{own}.".startswith(f"{key}."))
-        above = (text for own, text in self.sets.items() if key.startswith(f"{own}."))
+        inside = (text for path, text in self.sets.items() if f"{path}.".startswith(f"{key}."))
+        above = (text for path, text in self.sets.items() if key.startswith(f"{path}."))
         return next(inside, next(above, self.name))
 
     def before(self, message: str) -> str:

@@ -12,7 +12,7 @@ QUOTED = 'name,x\n"a,\nb",1\n\n" c ",2\n"",\n d,three\n'
 def test_quoted_cells_may_hold_delimiters_and_line_ends() -> None:
     table = parse_csv("own.csv", QUOTED, skip_empty=True)
     assert table.names == ("name", "x")
-    assert table.words("name") == ["a,\nb", "c", "d"]
+    assert table.texts("name") == ["a,\nb", "c", "d"]
     with pytest.raises(FedA2LError, match=r"own.csv, line 7, column 'x': expected a number, found 'three'"):
         table.numbers(["x"])
 

@@ -64,7 +64,7 @@ def test_ranks_with_different_specs_raise_an_error(tmp_path):
         "try:\n"
         "    feda2l.run(spec, out=sys.argv[2], progress=False)\n"
         "except FedA2LError as error:\n"
-        '    sys.stdout.write(f\'{"quiet" if error.said else "said"}: {error}\\n\')\n'
+        '    sys.stdout.write(f\'{"quiet" if error.printed else "said"}: {error}\\n\')\n'
     )
     code, output = finish(torchrun(2, script, json.dumps(SPEC), tmp_path / "run"), 120)
     assert code == 0, output
@@ -86,7 +86,7 @@ def test_an_error_at_another_rank_is_printed_in_full(tmp_path):
         "try:\n"
         "    here().together(fail)\n"
         "except FedA2LError as error:\n"
-        "    if not error.said:\n"
+        "    if not error.printed:\n"
         "        sys.stdout.write(f'{error}; {error.__notes__}\\n')\n"
     )
     code, output = finish(torchrun(2, script), 120)

@@ -129,7 +129,7 @@ def test_a_restart_adopts_the_neighbours_mean_and_keeps_other_state(faulty):
         kept = not key.startswith("model.")
         assert torch.equal(before[key], after[key]) == kept, key
     assert play(simulator, 1)["nodes"]["received"] == [2, 2, 2, 2, 2]
-    assert len(simulation.state.rates.own[1].history.divergence) == 3  # rounds 1, 2 and 5
+    assert len(simulation.state.rates.rates_of[1].history.divergence) == 3  # rounds 1, 2 and 5
 
 
 def test_a_node_after_a_hang_includes_its_own_message(faulty):
@@ -200,7 +200,7 @@ def test_a_node_without_messages_keeps_its_rate_and_history(faulty):
     """Without mixing, FedA2L adds no history entry and keeps the last learning rate."""
     simulator, simulation = faulty("drop node=[0,2] round=4 rounds=2 to=[1]")
     play(simulator, 3)
-    own = simulation.state.rates.own[1]
+    own = simulation.state.rates.rates_of[1]
     rates, history = own.rates.clone(), own.history.divergence.clone()
     record = play(simulator, 2)
     assert record["nodes"]["received"][1] == 0
@@ -211,7 +211,7 @@ def test_a_node_without_messages_keeps_its_rate_and_history(faulty):
     assert torch.equal(own.history.divergence, history)
     # the node still trains: its aggregated state is its trained state
     assert torch.equal(simulation.state.population.base[1], simulation.state.population.trained[1])
-    assert not torch.equal(simulation.state.rates.own[0].history.divergence, history)
+    assert not torch.equal(simulation.state.rates.rates_of[0].history.divergence, history)
     play(simulator, 1)
     assert torch.equal(own.history.divergence[:-1], history[1:])
     assert not torch.equal(own.rates, rates)
@@ -239,5 +239,5 @@ def test_scheduled_momentum_uses_present_nodes(faulty):
 def test_isolated_nodes_adapt_as_without_faults(faulty):
     simulator, simulation = faulty("crash node=0 round=3", topology={"name": "isolated"})
     play(simulator, 4)
-    assert len(simulation.state.rates.own[1].history.divergence) == 3
-    assert len(simulation.state.rates.own[0].history.divergence) == 2
+    assert len(simulation.state.rates.rates_of[1].history.divergence) == 3
+    assert len(simulation.state.rates.rates_of[0].history.divergence) == 2

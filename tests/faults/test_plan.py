@@ -15,8 +15,8 @@ def rounds(check, last=8):
 
 def test_a_crash_lasts_until_the_restart(plan):
     found = FaultPlan.load(plan("crash node=1 round=3", "restart node=1 round=5", "crash node=2 round=7"), 4)
-    assert rounds(lambda r: found.away(1, r)) == [3, 4]
-    assert rounds(lambda r: found.away(2, r)) == [7, 8]
+    assert rounds(lambda r: found.is_absent(1, r)) == [3, 4]
+    assert rounds(lambda r: found.is_absent(2, r)) == [7, 8]
     assert rounds(lambda r: found.crashes(1, r)) == [3]
     assert rounds(lambda r: found.restarts(1, r)) == [5]
     assert {r: found.rejoins(1, r) for r in range(1, 9) if found.rejoins(1, r)} == {5: "without_own"}
@@ -28,8 +28,8 @@ def test_a_crash_lasts_until_the_restart(plan):
 
 def test_a_hang_is_an_absence_of_fixed_length(plan):
     found = FaultPlan.load(plan("hang node=0 round=2 rounds=3 seconds=1.5", "hang node=1 round=4"), 3)
-    assert rounds(lambda r: found.away(0, r)) == [2, 3, 4]
-    assert rounds(lambda r: found.away(1, r)) == [4]
+    assert rounds(lambda r: found.is_absent(0, r)) == [2, 3, 4]
+    assert rounds(lambda r: found.is_absent(1, r)) == [4]
     assert found.rejoins(0, 5) == found.rejoins(1, 5) == "with_own"
     begun = found.hangs(0, 2)
     assert begun is not None
@@ -40,7 +40,7 @@ def test_a_hang_is_an_absence_of_fixed_length(plan):
 
 def test_a_node_that_fails_again_on_return_does_not_return(plan):
     found = FaultPlan.load(plan("hang node=0 round=2", "crash node=0 round=3", "restart node=0 round=4"), 3)
-    assert rounds(lambda r: found.away(0, r)) == [2, 3]
+    assert rounds(lambda r: found.is_absent(0, r)) == [2, 3]
     assert found.rejoins(0, 3) is None
     assert found.rejoins(0, 4) == "without_own"
 
@@ -51,7 +51,7 @@ def test_a_delay_counts_only_after_the_deadline(plan):
     assert [found.delay(1, r) for r in (1, 2, 3, 4, 5)] == [0, 2, 2.5, 2.5, 0]
     assert rounds(lambda r: not found.receives(0, 1, r)) == [3, 4]
     assert all(found.receives(1, 0, r) for r in range(1, 9))  # the sender itself still receives all messages
-    assert not any(found.away(1, r) for r in range(1, 9))
+    assert not any(found.is_absent(1, r) for r in range(1, 9))
     assert FaultPlan.load(plan("delay node=1 round=2 seconds=5"), 3).deadline == 5
 
 
@@ -89,8 +89,8 @@ def test_rejoin_and_several_nodes_at_once(plan):
     found = FaultPlan.load(plan("rejoin node=2 round=4", "crash node=[0,1] round=3"), 4)
     assert found.rejoins(2, 4) == "with_own"
     assert found.rejoins(2, 3) is None
-    assert found.away(0, 3)
-    assert found.away(1, 3)
+    assert found.is_absent(0, 3)
+    assert found.is_absent(1, 3)
     assert found.returns
     assert not FaultPlan.load(plan("crash node=0 round=1"), 2).returns
 
@@ -197,5 +197,5 @@ def test_the_plan_in_the_documentation_is_valid(tmp_path: Path):
     path.write_text(page.partition("```toml\n")[2].partition("```")[0])
     found = FaultPlan.load(path, 5)
     assert {fault.kind for fault in found.faults} == set(KINDS)
-    assert found.away(2, 16)
+    assert found.is_absent(2, 16)
     assert found.late(0, 18)

@@ -20,7 +20,7 @@ SETTING = Setting(
     momentum=0.9,
     seed=3,
     steps=(3, 5, 8),
-    near_steps=((3, 5), (3, 5, 8), (5, 8)),
+    neighbour_steps=((3, 5), (3, 5, 8), (5, 8)),
     sizes=(10, 20, 30, 40, 50),
     factors=(1.0, 0.5, 2.0),
 )

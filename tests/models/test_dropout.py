@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from feda2l.models.dropout import Dropout, kept
+from feda2l.models.dropout import Dropout, keep_mask
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(), (1,), (7, 3), (5, 4, 2)])
 def test_draws_match_a_mersenne_twister(shape, dtype):
     torch.manual_seed(5)
-    found = kept(torch.ones(shape, dtype=dtype), 0.25)
+    found = keep_mask(torch.ones(shape, dtype=dtype), 0.25)
     twister = np.random.MT19937()
     twister._legacy_seeding(5)  # seeded as by its authors and by torch
     size = found.numel()
@@ -29,7 +29,7 @@ def test_draws_match_a_mersenne_twister(shape, dtype):
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
 def test_dropped_share_and_independence_of_neighbours(chance):
     torch.manual_seed(1)
-    keep = kept(torch.ones(1_000_000), chance)
+    keep = keep_mask(torch.ones(1_000_000), chance)
     deviation = (chance * (1 - chance)) ** 0.5
     assert abs(keep.mean() - (1 - chance)) < 5 * deviation / 1000
     apart = (keep - (1 - chance)) / deviation
@@ -55,7 +55,7 @@ def test_dropout_of_probability_0_and_1(chance, expected):
 
 @pytest.mark.parametrize("chance", [1e-9, 1 - 1e-9])
 def test_extreme_probabilities_are_rounded_to_the_grid(chance):
-    keep = kept(torch.ones(1000), chance)
+    keep = keep_mask(torch.ones(1000), chance)
     assert set(keep.unique().tolist()) <= {0.0, 1.0}
     assert keep.mean().round() == round(1 - chance)
 

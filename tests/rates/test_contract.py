@@ -44,7 +44,7 @@ def start(rule: Rule, nodes: tuple[int, ...] = tuple(range(NODES)), seed: int = 
             momentum=0.9,
             seed=seed,
             steps=tuple(10 + 3 * node for node in nodes),
-            near_steps=tuple((10 + 3 * node, 10, 17) for node in nodes),
+            neighbour_steps=tuple((10 + 3 * node, 10, 17) for node in nodes),
             sizes=tuple(100 + 7 * i for i in range(LAYERS)),
         )
     )

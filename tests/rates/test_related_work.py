@@ -15,7 +15,7 @@ RELATED = ["flare", "autolr", "fed_lamb", "flayer"]
 
 
 def start(name: str, *, layers: int = 5, nodes: int = 1, told: dict | None = None, base=BASE, **knobs) -> Rates:
-    told = {"steps": (4,) * nodes, "near_steps": ((4, 4),) * nodes, "sizes": (1,) * layers} | (told or {})
+    told = {"steps": (4,) * nodes, "neighbour_steps": ((4, 4),) * nodes, "sizes": (1,) * layers} | (told or {})
     names = tuple(f"layer{i}" for i in range(layers))
     return RULES[name](**knobs).start(Setting(base=base, layers=names, nodes=tuple(range(nodes)), **told))
 
@@ -44,7 +44,7 @@ def expect(rates: Rates, *multipliers: list[float]) -> None:
 
 def test_flare_shares_rate_times_steps_among_neighbours():
     # a path 0 - 1 - 2 with 2, 4 and 9 steps: means 3, 5 and 6.5
-    told = {"steps": (2, 4, 9), "near_steps": ((2, 4), (4, 2, 9), (9, 4))}
+    told = {"steps": (2, 4, 9), "neighbour_steps": ((2, 4), (4, 2, 9), (9, 4))}
     rates = start("flare", nodes=3, layers=2, told=told)
     for round in range(1, 4):
         expect(rates, [1.5] * 2, [1.25] * 2, [6.5 / 9] * 2)
@@ -53,7 +53,7 @@ def test_flare_shares_rate_times_steps_among_neighbours():
 
 def test_flare_on_a_full_graph_makes_rate_times_steps_equal():
     steps = (3, 5, 7, 9)
-    rates = start("flare", nodes=4, layers=1, told={"steps": steps, "near_steps": (steps,) * 4})
+    rates = start("flare", nodes=4, layers=1, told={"steps": steps, "neighbour_steps": (steps,) * 4})
     assert (rates.rates[:, 0] * torch.tensor(steps)).tolist() == pytest.approx([BASE * 6] * 4)
 
 
@@ -64,7 +64,7 @@ def test_flare_with_equal_steps_is_constant():
 
 
 def test_flare_keeps_base_rates_of_layers():
-    rates = start("flare", layers=2, base=(0.1, 0.2), told={"steps": (2,), "near_steps": ((2, 6),)})
+    rates = start("flare", layers=2, base=(0.1, 0.2), told={"steps": (2,), "neighbour_steps": ((2, 6),)})
     assert rates.rates.tolist() == [[0.2, 0.4]]
 
 
@@ -287,8 +287,8 @@ def test_bad_parameters(name, knobs, words):
     ("name", "told", "words"),
     [
         ("flare", {"steps": ()}, "flare needs `steps`"),
-        ("flare", {"near_steps": ()}, "flare needs `near_steps`"),
-        ("flare", {"near_steps": ((4,), ())}, "near_steps = .*at least 1"),
+        ("flare", {"neighbour_steps": ()}, "flare needs `neighbour_steps`"),
+        ("flare", {"neighbour_steps": ((4,), ())}, "neighbour_steps = .*at least 1"),
         ("flare", {"steps": (4, 0)}, "steps = 0 .*at least 1"),
         ("flare", {"steps": (4,)}, "1 steps for 2 nodes"),
         ("autolr", {"sizes": ()}, "autolr needs `sizes`"),

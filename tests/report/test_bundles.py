@@ -162,9 +162,9 @@ def test_watch_shows_the_runs_of_a_bundle_as_those_of_folders(runs: Path, tmp_pa
     bundle = tmp_path / "bundle"
     bundle_runs([runs], bundle, layers=["*"])
     of_runs, of_bundle = Follower(runs), Follower(bundle)
-    assert of_runs.look()
-    assert of_bundle.look()
-    assert not of_bundle.look()
+    assert of_runs.refresh()
+    assert of_bundle.refresh()
+    assert not of_bundle.refresh()
 
     def told(follower: Follower) -> dict[str, Any]:
         return {run["id"]: run for run in json.loads(follower.since(0))["runs"]}
@@ -176,11 +176,11 @@ def test_watch_shows_the_runs_of_a_bundle_as_those_of_folders(runs: Path, tmp_pa
     assert {**first, "heat": None} == {**second, "heat": None}
     # a bundle that was written again is read again, and a damaged one is said to be so
     bundle_runs([runs / "constant"], bundle, overwrite=True)
-    assert of_bundle.look()
+    assert of_bundle.refresh()
     assert set(told(of_bundle)) == {"seed-1", "seed-2"}
     with open(bundle / "rounds.parquet", "ab") as file:
         file.write(b"more")
-    assert of_bundle.look()
+    assert of_bundle.refresh()
     (line,) = told(of_bundle).values()
     assert "SHA-256" in line["words"]
 

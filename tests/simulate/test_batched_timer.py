@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from feda2l.engines.batched_forward import covers
 from feda2l.engines.batched_loss import batch_losses
 from feda2l.engines.batched_timer import timer_forward
-from feda2l.engines.timer_passes import DropoutMask, draws_of, kept
+from feda2l.engines.timer_passes import DropoutMask, draws_of, keep_mask
 from feda2l.models.timer import Timer, timer_next_patch
 
 CPU = torch.device("cpu")
@@ -64,7 +64,13 @@ def test_dropout_keeps_its_share_without_correlations() -> None:
     size = 128_000
     steps = [draws_of(SEEDS, torch.full((3,), step), 9) for step in (0, 1)]
     masks = [
-        kept(DropoutMask(draws, site, 0.3), (size,))[row] for draws in steps for site in (0, 1, 7) for row in range(3)
+        keep_mask(DropoutMask(draws, site, 0.3), (size,))[row]
+        for draws in steps
+        for site in (0, 1, 7)
+        for row in range(3)
+        for draws in steps
+        for site in (0, 1, 7)
+        for row in range(3)
     ]
     lines = torch.stack([*masks, *(masks[0].roll(far) for far in (1, 2, 3, 64, 512, 2048, 65536))]).double()
     assert (lines.mean(dim=1) - 0.7).abs().max() < 5 * (0.21 / size) ** 0.5
@@ -75,7 +81,7 @@ def test_dropout_keeps_its_share_without_correlations() -> None:
 def test_the_mean_over_dropout_masks_is_the_input(nodes: list[Timer]) -> None:
     """The mask is divided by 1 - chance, so E[mask x] = x, within 5 sigma of 4,000 draws."""
     draws = draws_of(torch.arange(4000, dtype=torch.int32), torch.zeros(4000), 3)
-    found = kept(DropoutMask(draws, 2, 0.3), (8,)).double() / 0.7
+    found = keep_mask(DropoutMask(draws, 2, 0.3), (8,)).double() / 0.7
     assert (found.mean(dim=0) - 1).abs().max() < 5 * (0.3 / 0.7 / 4000) ** 0.5
 
 

@@ -28,7 +28,7 @@ def follower(tmp_path: Path) -> Follower:
 
 
 def told(follower: Follower, since: int = -1) -> dict[str, dict[str, Any]]:
-    follower.look()
+    follower.refresh()
     return {run["id"]: run for run in json.loads(follower.since(since))["runs"]}
 
 
@@ -56,7 +56,7 @@ def test_a_running_run_shows_new_rounds(follower: Follower, tmp_path: Path) -> N
     assert run["sent"] == 9000
     assert run["left"] == pytest.approx(2.0 * 97)
     version = follower.version
-    assert not follower.look()  # nothing is new
+    assert not follower.refresh()  # nothing is new
     grow(folder, range(4, 6))
     assert told(follower, version)["one"]["score"] == [0.01, 0.02, 0.03, 0.04, 0.05]
     folder.close()
@@ -231,7 +231,7 @@ def test_a_removed_folder_disappears_from_the_page(follower: Follower, tmp_path:
     assert set(told(follower)) == {"one", "two"}
     version = follower.version
     shutil.rmtree(tmp_path / "one")
-    follower.look()
+    follower.refresh()
     news = json.loads(follower.since(version))
     assert (news["ids"], news["runs"]) == (["two"], [])
 

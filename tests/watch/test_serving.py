@@ -61,7 +61,7 @@ def test_files_are_not_read_while_no_page_is_open(serve: Callable[..., Any], tmp
     stream.close()
     while server.listeners:
         pass  # limited by the timeout of the test
-    seen, server.follower.look = [], lambda: seen.append(1)
+    seen, server.follower.refresh = [], lambda: seen.append(1)
     time.sleep(0.3)  # three ticks
     assert not seen
 

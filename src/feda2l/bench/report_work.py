@@ -63,7 +63,7 @@ def make_records(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
         "layer": np.tile(np.array(LAYERS), rounds * nodes),
     }
     for values in islice(cells, runs):
-        *words, seed = values
+        *levels, seed = values
         name = "-".join(map(str, values))
         path = folder / name
         path.mkdir(parents=True)
@@ -93,9 +93,9 @@ def make_records(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
             "training": {"batch_size": 10},
             "evaluation": {"every": 1, "target": 0.8, "smoothing": 10},
         }
-        for key, word in zip(names, words, strict=True):
+        for key, level in zip(names, levels, strict=True):
             section, _, last = key.partition(".")
-            spec.setdefault(section, {})[last] = word
+            spec.setdefault(section, {})[last] = level
         (path / "spec.toml").write_text(tomli_w.dumps(spec))
         facts = {"name": name, "status": "finished", "rounds": rounds, "metric": "accuracy", "pack": 6}
         (path / "summary.json").write_text(json.dumps(facts))

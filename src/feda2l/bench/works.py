@@ -63,10 +63,10 @@ def half(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, r
     """Measure rounds of the same run in fp32 and in bf16 in turn."""
     samples = data()
     with (
-        _ours(spec, samples) as (run, whole),
+        _ours(spec, samples) as (run, full),
         _ours({**spec, "runtime": {"precision": "bf16"}}, samples) as (_, halved),
     ):
-        return _in_turn(run, {"fp32": lambda: next(whole), "bf16": lambda: next(halved)}, rounds, repetitions)
+        return _in_turn(run, {"fp32": lambda: next(full), "bf16": lambda: next(halved)}, rounds, repetitions)
 
 
 def _in_turn(run: Assembled, sides: Mapping[str, Callable[[], object]], rounds: int, repetitions: int) -> Result:

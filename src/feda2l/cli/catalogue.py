@@ -30,14 +30,14 @@ def catalogue(what: str | None = None) -> list[Table]:
 
 def _algorithms() -> Table:
     rows = [(name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()]
-    own = (OWN, "your own subclass of feda2l.algorithms.Algorithm", "docs/add-an-algorithm.md", "its fields")
-    return _table("algorithms", ("name", "what it is", "reference", "parameters"), [*rows, own])
+    custom = (OWN, "your own subclass of feda2l.algorithms.Algorithm", "docs/add-an-algorithm.md", "its fields")
+    return _table("algorithms", ("name", "what it is", "reference", "parameters"), [*rows, custom])
 
 
 def _rates() -> Table:
     rows = [(name, kind.summary, _rule_parameters(kind)) for name, kind in RULES.items()]
-    own = (OWN, "your own subclass of feda2l.rates.Rule", "its fields")
-    return _table("rates", ("name", "what it is", "parameters"), [*rows, own])
+    custom = (OWN, "your own subclass of feda2l.rates.Rule", "its fields")
+    return _table("rates", ("name", "what it is", "parameters"), [*rows, custom])
 
 
 def _topologies() -> Table:

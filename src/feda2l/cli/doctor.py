@@ -46,7 +46,7 @@ class Check:
 
     what: str
     state: State
-    found: str
+    detail: str
     remedy: str = ""
 
 
@@ -68,8 +68,8 @@ def examine(data: Path | None = None) -> list[Check]:
             findings += check()
         except Exception as error:  # a broken installation may raise anything
             needed = what in ("core", "torch")
-            words = f"{type(error).__name__}: {error}".splitlines()[0]
-            findings.append(Check(what, "broken" if needed else "absent", words, _AGAIN if needed else ""))
+            detail = f"{type(error).__name__}: {error}".splitlines()[0]
+            findings.append(Check(what, "broken" if needed else "absent", detail, _AGAIN if needed else ""))
     return findings
 
 
@@ -104,8 +104,8 @@ def _torch() -> Iterator[Check]:
     good = bool((square == 2).all())
     threads = torch.get_num_threads()
     kinds = "fp32, bf16" if cpu_has_bf16() else "fp32"
-    found = f"{torch.__version__}, {threads} thread{'s' * (threads != 1)}; {kinds} on this CPU"
-    yield Check("torch", "ok" if good else "broken", found, "" if good else _AGAIN)
+    detail = f"{torch.__version__}, {threads} thread{'s' * (threads != 1)}; {kinds} on this CPU"
+    yield Check("torch", "ok" if good else "broken", detail, "" if good else _AGAIN)
 
 
 def _gpu() -> Iterator[Check]:
@@ -137,21 +137,21 @@ def _disk(data: Path | None) -> Iterator[Check]:
     for what, folder in (("folder of runs", Path.cwd()), (f"data folder ({source})", data_folder(data))):
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         free = shutil.disk_usage(existing).free
-        found = f"{folder}: {free / GIB:.1f} GiB free"
+        detail = f"{folder}: {free / GIB:.1f} GiB free"
         if not os.access(existing, os.W_OK):
-            yield Check(what, "absent", f"{found}, not writable", "choose a folder with write permission")
+            yield Check(what, "absent", f"{detail}, not writable", "choose a folder with write permission")
         elif free < LITTLE:
-            yield Check(what, "absent", found, "free some disk space: a full disk ends a run")
+            yield Check(what, "absent", detail, "free some disk space: a full disk ends a run")
         else:
-            yield Check(what, "ok", found)
+            yield Check(what, "ok", detail)
 
 
 def _extras() -> Iterator[Check]:
     for extra, (packages, purpose) in EXTRAS.items():
         missing = [name for name in packages if installed(name) is None]
         if missing:
-            found = f"{purpose}; not installed: {', '.join(missing)}"
-            yield Check(f"extra {extra}", "absent", found, f"pip install 'feda2l[{extra}]'")
+            detail = f"{purpose}; not installed: {', '.join(missing)}"
+            yield Check(f"extra {extra}", "absent", detail, f"pip install 'feda2l[{extra}]'")
         else:
             yield Check(f"extra {extra}", "ok", ", ".join(f"{name} {installed(name)}" for name in packages))
 

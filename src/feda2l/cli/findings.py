@@ -19,6 +19,6 @@ def print_findings(findings: Sequence[Check], *, json: bool = False) -> None:
         return
     table = Table("", "", "found", "how to fix it", title="this machine", title_justify="left")
     for finding in findings:
-        words = (finding.what, MARKS[finding.state], finding.found, finding.remedy)
-        table.add_row(*map(Text, words))  # plain text: rich would read feda2l[plots] as markup
+        cells = (finding.what, MARKS[finding.state], finding.detail, finding.remedy)
+        table.add_row(*map(Text, cells))  # plain text: rich would read feda2l[plots] as markup
     Console().print(table)

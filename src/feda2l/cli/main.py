@@ -225,7 +225,7 @@ def doctor(*, data: DataFolder = None, json: Annotated[bool, Parameter(negative=
     findings = examine(data)
     print_findings(findings, json=json)
     if broken := [finding for finding in findings if finding.state == "broken"]:
-        raise RunFailed(f"{broken[0].what} is broken: {broken[0].found}; {broken[0].remedy}")
+        raise RunFailed(f"{broken[0].what} is broken: {broken[0].detail}; {broken[0].remedy}")
 
 
 @app.command(group=START, help_prologue="Example: feda2l explain partition")
@@ -323,12 +323,12 @@ def main() -> None:
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False, result_action="return_value")
     except UnusedCliTokensError as error:
-        words = " ".join(error.unused_tokens or ())
-        _fail(f"{words}: unexpected argument; repeat an option to give several values: --set a=1 --set b=2", 2)
+        arguments = " ".join(error.unused_tokens or ())
+        _fail(f"{arguments}: unexpected argument; repeat an option to give several values: --set a=1 --set b=2", 2)
     except CycloptsError as error:
         _fail(f"{error}\nfeda2l --help lists the commands", 2)
     except FedA2LError as error:
-        if error.said:
+        if error.printed:
             sys.exit(error.exit_code)
         _fail("\n".join([str(error), *getattr(error, "__notes__", ())]), error.exit_code)
     except KeyboardInterrupt:

@@ -184,13 +184,13 @@ def show(*paths: Path) -> None:
     from feda2l.wire.certificates import show
 
     paths = paths or (Path("certs"),)
-    found = [file for path in paths for file in (sorted(path.glob("*.pem")) if path.is_dir() else [path])]
-    if not found:
+    files = [file for path in paths for file in (sorted(path.glob("*.pem")) if path.is_dir() else [path])]
+    if not files:
         raise FedA2LError(
             f"{', '.join(map(str, paths))}: no certificate (*.pem) found; make one with `feda2l certs issue`",
             see="certificates",
         )
-    print("\n".join(map(show, found)))
+    print("\n".join(map(show, files)))
 
 
 def demand_peers() -> None:

@@ -48,9 +48,9 @@ def forecast(
     from feda2l.report.plots import plot_forecasts
     from feda2l.runs.forecast import forecasts
 
-    found = forecasts(run, node=node, windows=windows, data=data)
+    scored = forecasts(run, node=node, windows=windows, data=data)
     path = out or run / ("forecast.png" if node is None else f"forecast-node-{node}.png")
-    plot_forecasts(found, path)
+    plot_forecasts(scored, path)
     print(f"figure: {path}")
 
 

@@ -114,7 +114,7 @@ def _station(table: CsvTable) -> Station:
     values = table.numbers(VARIATES, missing=(MISSING,))
     hours = _hours(table)
     empty = np.isnan(values).all(axis=0)
-    complete = ~np.isnan(values).any(axis=1) & (np.array(table.words(WIND)) != MISSING)
+    complete = ~np.isnan(values).any(axis=1) & (np.array(table.texts(WIND)) != MISSING)
     if not complete.any():
         which = f"every value of column {VARIATES[int(empty.argmax())]!r}" if empty.any() else "a value in every hour"
         raise damaged_data_error(f"{table.source} cannot be used: {which} is missing; fetch the data again")

@@ -166,11 +166,11 @@ def verify(name: str, folder: Folder = None) -> Verdict:
 
 def _files(archive: Archive, folder: Path) -> list[Finding]:
     """A finding for the archive, if it is in `folder`, and one per file of the data set."""
-    path, whole = folder / archive.name, _archive(archive, folder)
+    path, findings = folder / archive.name, _archive(archive, folder)
     if archive.prepared:
-        return [*whole, *_prepared(archive, folder)]
-    inside = _inside(archive, path) if any(finding.official for finding in whole) else {}
-    return [*whole, *(_file(archive, folder, name, inside) for name in archive.files)]
+        return [*findings, *_prepared(archive, folder)]
+    inside = _inside(archive, path) if any(finding.official for finding in findings) else {}
+    return [*findings, *(_file(archive, folder, name, inside) for name in archive.files)]
 
 
 def _archive(archive: Archive, folder: Path) -> list[Finding]:
@@ -178,9 +178,9 @@ def _archive(archive: Archive, folder: Path) -> list[Finding]:
     path, kind = folder / archive.name, archive.algorithm
     if archive.plain or not path.is_file():
         return []
-    if (found := digest(path, kind)) == archive.checksum:
-        return [Finding(archive.name, f"the official archive, {kind} {found}", official=True)]
-    text = f"not the official archive: expected {kind} {archive.checksum}, found {found}"
+    if (actual := digest(path, kind)) == archive.checksum:
+        return [Finding(archive.name, f"the official archive, {kind} {actual}", official=True)]
+    text = f"not the official archive: expected {kind} {archive.checksum}, found {actual}"
     return [Finding(archive.name, text, ok=False)]
 
 
@@ -191,8 +191,8 @@ def _file(archive: Archive, folder: Path, name: str, inside: Mapping[str, str]) 
         if inside:
             return Finding(str(path), "in the archive, not extracted yet", official=True)
         return Finding(str(path), f"missing; {archive.by_hand(folder)}", ok=False)
-    if (found := path.stat().st_size) != size:
-        return Finding(str(path), f"expected {size} bytes, found {found}", ok=False)
+    if (actual := path.stat().st_size) != size:
+        return Finding(str(path), f"expected {size} bytes, found {actual}", ok=False)
     return _bytes(archive, folder, path, inside.get(name))
 
 
@@ -216,14 +216,14 @@ def _prepared(archive: Archive, folder: Path) -> list[Finding]:
 
 def _bytes(archive: Archive, folder: Path, path: Path, inside: str | None) -> Finding:
     """A finding for a file of the right size: are its bytes those of the official archive or the known checksum?"""
-    known, found = inside or archive.files[path.name].sha256, digest(path, "sha256")
-    if found == known:
-        return Finding(str(path), f"official bytes, sha256 {found}", official=True)
+    known, actual = inside or archive.files[path.name].sha256, digest(path, "sha256")
+    if actual == known:
+        return Finding(str(path), f"official bytes, sha256 {actual}", official=True)
     if inside or archive.proven:
-        return Finding(str(path), f"not the official bytes: expected sha256 {known}, found {found}", ok=False)
+        return Finding(str(path), f"not the official bytes: expected sha256 {known}, found {actual}", ok=False)
     return Finding(
         str(path),
-        f"the structure is right, but it is unknown whether the bytes are official: sha256 {found}; to check, put "
+        f"the structure is right, but it is unknown whether the bytes are official: sha256 {actual}; to check, put "
         f"{archive.name} ({archive.algorithm} {archive.checksum}) into {folder} and verify again",
     )
 
@@ -231,8 +231,8 @@ def _bytes(archive: Archive, folder: Path, path: Path, inside: str | None) -> Fi
 def _inside(archive: Archive, path: Path) -> dict[str, str]:
     """The sha256 of each file of the data set inside the archive."""
     sums = {}
-    with members(archive, path) as found:
-        for member in found:
+    with members(archive, path) as entries:
+        for member in entries:
             name = member.name.removeprefix(f"{archive.folder}/")
             if member.size is not None and name in archive.files:
                 with member.open() as content:

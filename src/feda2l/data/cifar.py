@@ -64,9 +64,9 @@ def _records(path: Path, labels: tuple[int, ...]) -> NDArray[np.uint8]:
         raise damaged_data_error(f"{path} cannot be read: {error.strerror or error}") from error
     for column, classes in enumerate(labels):
         worst = int(records[:, column].argmax())
-        if (found := records[worst, column]) >= classes:
+        if (label := records[worst, column]) >= classes:
             raise damaged_data_error(
-                f"{path} is damaged: expected labels 0..{classes - 1}, found {found} in picture {worst} (byte "
+                f"{path} is damaged: expected labels 0..{classes - 1}, found {label} in picture {worst} (byte "
                 f"{worst * records.shape[1] + column}); remove it and fetch it again"
             )
     return records

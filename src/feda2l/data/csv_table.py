@@ -67,27 +67,27 @@ class CsvTable:
                 return f"{self.source}, line {line}" + f", column {column!r}" * bool(column)
         raise IndexError(row)
 
-    def words(self, column: str) -> list[str]:
+    def texts(self, column: str) -> list[str]:
         """A column as strings."""
         return self._column(column).to_list()
 
-    def filled_words(self, column: str) -> list[str]:
+    def filled_texts(self, column: str) -> list[str]:
         """A column as strings, none of which may be empty."""
-        words = self.words(column)
-        if "" in words:
-            raise own_data_error(f"{self.where(words.index(''), column)}: the cell is empty")
-        return words
+        texts = self.texts(column)
+        if "" in texts:
+            raise own_data_error(f"{self.where(texts.index(''), column)}: the cell is empty")
+        return texts
 
     def numbers(self, columns: Sequence[str], *, missing: Sequence[str] = ()) -> NDArray[np.float64]:
         """Columns as finite numbers [rows, columns]; a cell that equals a word of `missing` is NaN."""
-        words = [self._column(column) for column in columns]
-        values = np.stack([series.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() for series in words], 1)
-        absent = np.stack([series.is_in(list(missing)).to_numpy() for series in words], 1)
+        texts = [self._column(column) for column in columns]
+        values = np.stack([series.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() for series in texts], 1)
+        absent = np.stack([series.is_in(list(missing)).to_numpy() for series in texts], 1)
         if (wrong := ~np.isfinite(values) & ~absent).any():
             row, column = divmod(int(wrong.argmax()), len(columns))
             other = f" or {missing[0] or 'an empty cell'}" if missing else ""
             raise own_data_error(
-                f"{self.where(row, columns[column])}: expected a number{other}, found {words[column][row]!r}"
+                f"{self.where(row, columns[column])}: expected a number{other}, found {texts[column][row]!r}"
             )
         return np.where(absent, np.nan, values)
 

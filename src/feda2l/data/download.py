@@ -76,9 +76,9 @@ class Archive:
 
     def place(self, folder: Path) -> Path:
         """The folder of the files: that of the archive, unless the user put them into the data folder itself."""
-        own = folder / self.folder
+        subfolder = folder / self.folder
         here = any(_size(folder / name) == file.size for name, file in self.files.items())
-        return folder if here and not any((own / name).exists() for name in self.files) else own
+        return folder if here and not any((subfolder / name).exists() for name in self.files) else subfolder
 
     def missing(self, folder: Path) -> list[str]:
         """The files that are missing in the data folder; [""] if all of a prepared data set is missing."""
@@ -138,11 +138,11 @@ def download(archive: Archive, folder: Path) -> Path:
                 f"cannot download {archive.url}: {error}; {archive.by_hand(folder)}", see="data-missing"
             ) from error
         kind = archive.algorithm
-        found, size = digest(part, kind), part.stat().st_size
-        if found != archive.checksum:
+        actual, size = digest(part, kind), part.stat().st_size
+        if actual != archive.checksum:
             raise RunFailed(
                 f"{archive.url} arrived with a wrong checksum and was removed: expected {archive.size} bytes with "
-                f"{kind} {archive.checksum}, found {size} bytes with {kind} {found}; try again; "
+                f"{kind} {archive.checksum}, found {size} bytes with {kind} {actual}; try again; "
                 f"{archive.by_hand(folder)}",
                 see="data-damaged",
             )
@@ -208,8 +208,8 @@ def extract(archive: Archive, folder: Path) -> None:
     path = folder / archive.name
     wanted = {f"{archive.folder}/{name}": name for name in archive.missing(folder)}
     with staging(folder, sum(archive.files[name].size for name in wanted.values())) as staged:
-        with members(archive, path) as found:
-            for member in found:
+        with members(archive, path) as entries:
+            for member in entries:
                 name = wanted.get(member.name)
                 if name is None:
                     continue
@@ -225,8 +225,8 @@ def extract(archive: Archive, folder: Path) -> None:
 
 def _demand_size(member: Member, size: int, path: Path) -> None:
     if member.size != size:
-        found = "not a plain file" if member.size is None else f"{member.size} bytes"
-        raise damaged_data_error(f"{path}: {member.name} should have {size} bytes, found {found}")
+        actual = "not a plain file" if member.size is None else f"{member.size} bytes"
+        raise damaged_data_error(f"{path}: {member.name} should have {size} bytes, found {actual}")
 
 
 def fetch(archive: Archive, folder: Path) -> Path:
@@ -235,10 +235,10 @@ def fetch(archive: Archive, folder: Path) -> Path:
     if archive.missing(folder):
         if not path.exists():
             download(archive, folder)
-        elif (found := digest(path, archive.algorithm)) != archive.checksum:
+        elif (actual := digest(path, archive.algorithm)) != archive.checksum:
             raise damaged_data_error(
                 f"{path} is not the official archive: expected {archive.algorithm} {archive.checksum} of "
-                f"{archive.size} bytes, found {found} of {path.stat().st_size}; remove it and fetch again"
+                f"{archive.size} bytes, found {actual} of {path.stat().st_size}; remove it and fetch again"
             )
     return locate(archive, folder)
 

@@ -11,7 +11,7 @@ from feda2l.data.csv_table import read_csv
 from feda2l.data.errors import own_data_error
 from feda2l.data.images import Images
 from feda2l.data.labels import groups_of, hold_out, numbered
-from feda2l.data.pictures import describe, gather, say
+from feda2l.data.pictures import describe, gather, notify
 
 __all__ = ["load"]
 
@@ -46,12 +46,12 @@ def load(
         test = _listing(root, "test")
         if unknown := [name for name in test if name not in train]:
             raise own_data_error(f"{root / 'test' / unknown[0]}: {root / 'train'} has no class {unknown[0]!r}")
-        own, known = _flat(test, classes)
-        tested = np.repeat([False, True], [len(names), len(own)])
-        names, labels = names + own, np.concatenate([labels, known])
+        test_names, known = _flat(test, classes)
+        tested = np.repeat([False, True], [len(names), len(test_names)])
+        names, labels = names + test_names, np.concatenate([labels, known])
     else:
         tested = hold_out(labels, share=test_fraction, seed=seed)
-        say(
+        notify(
             f"{root} has no folder test: {tested.sum():,} of {len(names):,} pictures, {test_fraction:g} of each class "
             f"(seed {seed}), are held out for the test set"
         )
@@ -142,7 +142,7 @@ def _groups(root: Path, names: list[str], train: NDArray[np.bool_]) -> NDArray[n
     table = read_csv(path, skip_empty=True)
     nodes: dict[str, str] = {}
     known = set(names)
-    for row, (name, node) in enumerate(zip(table.words("path"), table.filled_words("node"), strict=True)):
+    for row, (name, node) in enumerate(zip(table.texts("path"), table.filled_texts("node"), strict=True)):
         if name in nodes:
             raise own_data_error(f"{table.where(row, 'path')}: {name} has a second line; remove one of them")
         if name not in known and not (root / name).is_file():

@@ -203,14 +203,14 @@ def _infeasible(members: list[Indices], *, nodes: int, alpha: float, seed: int, 
 
 def _first(candidates: list[_T], passes: Callable[[_T], bool]) -> _T | None:
     """The first candidate that passes, by bisection: earlier candidates fail, later ones pass."""
-    low, high, found = 0, len(candidates), None
+    low, high, best = 0, len(candidates), None
     while low < high:
         middle = (low + high) // 2
         if passes(candidates[middle]):
-            high, found = middle, candidates[middle]
+            high, best = middle, candidates[middle]
         else:
             low = middle + 1
-    return found
+    return best
 
 
 def _labels(labels: ArrayLike | Tensor) -> NDArray[np.integer]:

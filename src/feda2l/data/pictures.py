@@ -34,7 +34,7 @@ class Gathered:
     problems: dict[str, str]
 
 
-class Source:
+class PictureSource:
     """Bytes by name: the files of a folder, or the members of a zip archive, whose checksums are checked."""
 
     def __init__(self, root: Path) -> None:
@@ -103,7 +103,7 @@ def decode(root: Path, names: Sequence[str], *, processes: int | None = None) ->
         raise FedA2LError(
             "pictures need the package Pillow: pip install 'feda2l[images]'", see="missing-extra"
         ) from None
-    Source(root)  # raises for a broken archive here, not in a worker
+    PictureSource(root)  # raises for a broken archive here, not in a worker
     if processes is None:
         from feda2l.worker_pool import default_processes
 
@@ -123,14 +123,14 @@ def describe(problems: Mapping[str, str], total: int) -> str:
     return f"{len(problems):,} of {total:,} pictures cannot be used: {named}{rest}"
 
 
-def say(text: str) -> None:
+def notify(text: str) -> None:
     """Print a line for the user to stderr, which keeps it apart from the output of the program."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _decoded(root: Path, chunks: list[Sequence[str]], processes: int) -> Iterator[list[Picture | str]]:
     if not processes:
-        source = Source(root)
+        source = PictureSource(root)
         yield from ([_picture(source, name) for name in chunk] for chunk in chunks)
         return
     import multiprocessing
@@ -156,7 +156,7 @@ def _shown(chunks: Iterator[list[Picture | str]], root: Path, total: int) -> Ite
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     many = total > FEW
     if many and not console.is_terminal:
-        say(f"decoding {total:,} pictures of {root}")
+        notify(f"decoding {total:,} pictures of {root}")
     with Progress(*columns, console=console, disable=not (many and console.is_terminal)) as bar:
         task = bar.add_task(f"decoding {root.name}", total=total)
         for chunk in chunks:
@@ -164,12 +164,12 @@ def _shown(chunks: Iterator[list[Picture | str]], root: Path, total: int) -> Ite
             bar.advance(task, len(chunk))
 
 
-_source: Source | None = None  # of a worker process, which opens the archive once and does not share it
+_source: PictureSource | None = None  # of a worker process, which opens the archive once and does not share it
 
 
 def _open(root: Path) -> None:
     global _source
-    _source = Source(root)
+    _source = PictureSource(root)
 
 
 def _chunk(names: Sequence[str]) -> list[Picture | str]:
@@ -177,7 +177,7 @@ def _chunk(names: Sequence[str]) -> list[Picture | str]:
     return [_picture(_source, name) for name in names]
 
 
-def _picture(source: Source, name: str) -> Picture | str:
+def _picture(source: PictureSource, name: str) -> Picture | str:
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -218,10 +218,10 @@ def assemble(name: str, sites: Iterable[Site], variates: tuple[str, ...], length
     bounds = [0]
     for site in sites:
         for part in ("train", "test"):
-            found: Starts = getattr(site.split, part)
-            if not len(found):
+            site_starts: Starts = getattr(site.split, part)
+            if not len(site_starts):
                 raise FedA2LError(_too_short(name, site, part, lengths))
-            starts[part].append(found + bounds[-1])
+            starts[part].append(site_starts + bounds[-1])
         complete = site.rows[: site.split.cut]
         complete = complete[~np.isnan(complete).any(axis=1)]
         mean, std = complete.mean(axis=0), complete.std(axis=0, ddof=1)
@@ -232,7 +232,9 @@ def assemble(name: str, sites: Iterable[Site], variates: tuple[str, ...], length
         stds.append(std)
         left_out.append(site.split.left_out)
         bounds.append(bounds[-1] + len(site.rows))
-    node = {part: np.repeat(np.arange(len(names)), [len(found) for found in starts[part]]) for part in starts}
+    node = {
+        part: np.repeat(np.arange(len(names)), [len(site_starts) for site_starts in starts[part]]) for part in starts
+    }
     return Series(
         name=name,
         rows=torch.from_numpy(np.concatenate(rows)),

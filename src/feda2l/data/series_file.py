@@ -45,7 +45,7 @@ def load(
     wanted = tuple(name for name in columns.names if name != node) if variates is None else tuple(variates)
     if not wanted:
         raise own_data_error(f"{place} has no column{f' beside {node!r}' if node else ''} to forecast")
-    whose = [place.stem] * len(columns) if node is None else columns.filled_words(node)
+    whose = [place.stem] * len(columns) if node is None else columns.filled_texts(node)
     values = _numbers(columns, wanted, chosen=variates is not None)
     names, given = distinct(whose), Lengths(*lengths)
     site = numbered(whose, names)

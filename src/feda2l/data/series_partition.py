@@ -78,11 +78,11 @@ def window_features(series: Series, batch: int = 4096) -> NDArray[np.float64]:
     length = series.lengths.input
     time = torch.arange(length, dtype=torch.float64) - (length - 1) / 2
     weights = (time / time.square().sum().clamp(min=1.0)).unsqueeze(-1)
-    found = []
+    moments = []
     for starts in series.train_starts.split(batch):
         x = series.batch(starts)[0].double()
-        found.append(torch.cat([x.mean(dim=1), x.std(dim=1, correction=0), (x * weights).sum(dim=1)], dim=1))
-    features: NDArray[np.float64] = torch.cat(found).numpy()
+        moments.append(torch.cat([x.mean(dim=1), x.std(dim=1, correction=0), (x * weights).sum(dim=1)], dim=1))
+    features: NDArray[np.float64] = torch.cat(moments).numpy()
     spread = features.std(axis=0)
     scaled: NDArray[np.float64] = (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     return scaled

@@ -14,7 +14,7 @@ from feda2l.data.csv_table import CsvTable, read_csv
 from feda2l.data.errors import own_data_error
 from feda2l.data.images import Images
 from feda2l.data.labels import distinct, groups_of, hold_out, numbered
-from feda2l.data.pictures import say
+from feda2l.data.pictures import notify
 
 __all__ = ["Table", "load"]
 
@@ -62,16 +62,16 @@ def load(
     wanted = list(features) if features is not None else [name for name in rows.names if name not in (target, node)]
     if not wanted:
         raise own_data_error(f"{place} has no feature column besides {target!r}; its columns: {', '.join(rows.names)}")
-    words = rows.filled_words(target)
-    nodes = None if node is None else rows.filled_words(node)
+    texts = rows.filled_texts(target)
+    nodes = None if node is None else rows.filled_texts(node)
     all_values = rows.numbers(wanted)
-    names = distinct(words)
+    names = distinct(texts)
     if len(names) == 1:
         raise own_data_error(f"{place}, column {target!r}: {names[0]!r} is the only class; at least two are needed")
-    labels = numbered(words, names)
+    labels = numbered(texts, names)
     if test is None:
         tested = hold_out(labels, share=test_fraction, seed=seed)
-        say(
+        notify(
             f"{place}: {tested.sum():,} of {len(labels):,} rows, {test_fraction:g} of each class (seed {seed}), are "
             "held out for the test set"
         )
@@ -116,8 +116,8 @@ def load(
 
 def _labels(table: CsvTable, target: str, names: list[str], training: Path) -> NDArray[np.int64]:
     """The class numbers of the test rows; a class that no training row has is an error."""
-    words = table.filled_words(target)
-    for row, word in enumerate(words):
-        if word not in names:
-            raise own_data_error(f"{table.where(row, target)}: {training} has no training row of the class {word!r}")
-    return numbered(words, names)
+    texts = table.filled_texts(target)
+    for row, text in enumerate(texts):
+        if text not in names:
+            raise own_data_error(f"{table.where(row, target)}: {training} has no training row of the class {text!r}")
+    return numbered(texts, names)

@@ -22,7 +22,7 @@ from feda2l.data.download import Archive, digest, locate, staging
 from feda2l.data.errors import damaged_data_error
 from feda2l.data.images import Images
 from feda2l.data.labels import numbered
-from feda2l.data.pictures import Source, describe, gather, say
+from feda2l.data.pictures import PictureSource, describe, gather, notify
 from feda2l.errors import FedA2LError
 
 VERSION = "2"  # of the file with the decoded pictures; a file of another version is written again
@@ -89,7 +89,7 @@ def load(
             _write(decoded, prepared)
     if decoded.left_out:
         counts = [len(decoded.tensors[name]) for name in ("train_y", "test_y")]
-        say(
+        notify(
             f"{source.archive.dataset}: {describe(decoded.left_out, source.pictures)}; they are left out as requested, "
             f"{counts[0]:,} training and {counts[1]:,} test pictures are kept"
         )
@@ -127,7 +127,7 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     """Decode both parts from the archive or the folder `root`."""
     # Names start with the folder of the archive, both in the archive and in the data folder.
     root, checksum = (root.parent, "") if root.is_dir() else (root, digest(root, source.archive.algorithm))
-    top, files = source.archive.folder, Source(root)
+    top, files = source.archive.folder, PictureSource(root)
     ids = _ids(source, files)
     trained = _trained(source, ids)
     tested, problems = _annotated(source, files, ids)
@@ -141,10 +141,10 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
             f"{str(prepared.parent)!r}, skip_corrupt=True)"
         )
     x, y = torch.from_numpy(gathered.x), torch.from_numpy(numbered(list(owners.values()), ids))
-    kept = torch.from_numpy(np.array([name not in problems for name in owners]))
+    usable = torch.from_numpy(np.array([name not in problems for name in owners]))
     parts: dict[str, Tensor] = {}
     for part, span in (("train", slice(len(trained))), ("test", slice(len(trained), None))):
-        some = kept[span] if problems else slice(None)  # a mask copies, a slice does not
+        some = usable[span] if problems else slice(None)  # a mask copies, a slice does not
         parts |= {f"{part}_x": x[span][some], f"{part}_y": y[span][some]}
         if empty := sorted(set(range(len(ids))) - set(parts[f"{part}_y"].tolist())):
             raise damaged_data_error(
@@ -153,7 +153,7 @@ def _decode(source: TinyImageNet, root: Path, prepared: Path, skip_corrupt: bool
     return _Decoded(parts, _names(files, top, ids), checksum, problems)
 
 
-def _ids(source: TinyImageNet, files: Source) -> list[str]:
+def _ids(source: TinyImageNet, files: PictureSource) -> list[str]:
     """The ids of all classes, sorted."""
     place = f"{source.archive.folder}/wnids.txt"
     ids = sorted(set(files.text(place).split()))
@@ -168,50 +168,50 @@ def _trained(source: TinyImageNet, ids: list[str]) -> dict[str, str]:
     """The class id of each training picture by name, ordered by class id and name."""
     folder = f"{source.archive.folder}/train"
     return {
-        name: own
-        for own in ids
-        for name in sorted(f"{folder}/{own}/images/{own}_{number}.JPEG" for number in range(source.train))
+        name: wnid
+        for wnid in ids
+        for name in sorted(f"{folder}/{wnid}/images/{wnid}_{number}.JPEG" for number in range(source.train))
     }
 
 
-def _annotated(source: TinyImageNet, files: Source, ids: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _annotated(source: TinyImageNet, files: PictureSource, ids: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The class id of each validation picture by name, ordered by name; and the pictures without a class."""
     folder = f"{source.archive.folder}/val/images"
     expected = {f"val_{number}.JPEG" for number in range(source.classes * source.test)}
-    found = _annotations(source, files, expected)
-    reasons = {name: f"its class {own} is not in wnids.txt" for name, own in found.items() if own not in ids}
-    reasons |= dict.fromkeys(sorted(expected - found.keys()), "no line in val_annotations.txt")
-    usable = sorted(found.keys() - reasons.keys())
+    annotations = _annotations(source, files, expected)
+    reasons = {name: f"its class {wnid} is not in wnids.txt" for name, wnid in annotations.items() if wnid not in ids}
+    reasons |= dict.fromkeys(sorted(expected - annotations.keys()), "no line in val_annotations.txt")
+    usable = sorted(annotations.keys() - reasons.keys())
     return (
-        {f"{folder}/{name}": found[name] for name in usable},
+        {f"{folder}/{name}": annotations[name] for name in usable},
         {f"{folder}/{name}": reason for name, reason in reasons.items()},
     )
 
 
-def _annotations(source: TinyImageNet, files: Source, expected: set[str]) -> dict[str, str]:
+def _annotations(source: TinyImageNet, files: PictureSource, expected: set[str]) -> dict[str, str]:
     """The class id of each validation picture, in the order of the lines of the file."""
     place = f"{source.archive.folder}/val/val_annotations.txt"
-    found: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     for number, line in enumerate(files.text(place).splitlines(), 1):
         name, _, rest = line.partition("\t")
-        own, where = rest.partition("\t")[0].strip(), f"{files.root}: {place}, line {number}"
-        if name not in expected or not own:
+        wnid, where = rest.partition("\t")[0].strip(), f"{files.root}: {place}, line {number}"
+        if name not in expected or not wnid:
             raise damaged_data_error(
                 f"{where}: expected a picture and its class, found {line[:40]!r}; fetch the data again"
             )
-        if name in found:
+        if name in annotations:
             raise damaged_data_error(f"{where}: {name} has a second line; fetch the data again")
-        found[name] = own
-    return found
+        annotations[name] = wnid
+    return annotations
 
 
-def _names(files: Source, top: str, ids: list[str]) -> list[str]:
+def _names(files: PictureSource, top: str, ids: list[str]) -> list[str]:
     """The first synonym of each class, followed by the class id if the synonym is missing or not unique."""
-    words = dict(line.split("\t", 1) for line in files.text(f"{top}/words.txt").splitlines() if "\t" in line)
-    first = [words.get(own, "").split(",")[0].strip() for own in ids]
+    descriptions = dict(line.split("\t", 1) for line in files.text(f"{top}/words.txt").splitlines() if "\t" in line)
+    first = [descriptions.get(wnid, "").split(",")[0].strip() for wnid in ids]
     return [
-        name if name and first.count(name) == 1 else f"{name} {own}".strip()
-        for name, own in zip(first, ids, strict=True)
+        name if name and first.count(name) == 1 else f"{name} {wnid}".strip()
+        for name, wnid in zip(first, ids, strict=True)
     ]
 
 
@@ -234,7 +234,7 @@ def _write(decoded: _Decoded, path: Path) -> None:
                 os.fsync(file.fileno())  # after a crash, the file name must not exist without its bytes
             os.replace(partial / path.name, path)
     except (FedA2LError, SafetensorError) as error:
-        say(f"{error}; the decoded pictures are not kept")
+        notify(f"{error}; the decoded pictures are not kept")
 
 
 def _read(source: TinyImageNet, path: Path) -> _Decoded | None:
@@ -251,7 +251,7 @@ def _read(source: TinyImageNet, path: Path) -> _Decoded | None:
             raise ValueError(f"{count} pictures, expected {source.pictures}")
         return _Decoded(tensors, json.loads(about["class_names"]), about["checksum"], left_out)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        say(f"{path} is not used ({error}); the pictures are decoded again")
+        notify(f"{path} is not used ({error}); the pictures are decoded again")
         return None
 
 

@@ -55,23 +55,23 @@ class NodesOnRanks:
         return [values[place] for place in order.tolist()]
 
 
-def plan_of_rank(whole: RunPlan, ranks: Ranks, placement: Placement) -> RunPlan:
+def plan_of_rank(network_plan: RunPlan, ranks: Ranks, placement: Placement) -> RunPlan:
     """Return the part of a run's plan that concerns the nodes of this rank."""
     ids = placement.ids[ranks.rank].tolist()
-    member, setting = whole.member, whole.setting
+    member, setting = network_plan.member, network_plan.setting
 
     def of_rank(values: Sequence[T]) -> list[T]:
         return [values[id] for id in ids]
 
     tests = None if member.tests is None else of_rank(member.tests)
     return replace(
-        whole,
+        network_plan,
         member=replace(member, shards=of_rank(member.shards), local=of_rank(member.local), tests=tests, ids=tuple(ids)),
         setting=replace(
             setting,
             nodes=tuple(ids),
             steps=tuple(of_rank(setting.steps)),
-            near_steps=tuple(of_rank(setting.near_steps)),
+            neighbour_steps=tuple(of_rank(setting.neighbour_steps)),
         ),
     )
 

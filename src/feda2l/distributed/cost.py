@@ -50,7 +50,9 @@ class Share(NamedTuple):
     def of(cls, graph: Topology, steps: Sequence[int], ranks: int) -> "Share":
         """Return the share under the placement that `place` computes."""
         placement = place(graph, steps, ranks)
-        received = sum(len(near) for phase in graph.period for near in phase) / (len(graph.period) * graph.nodes)
+        received = sum(len(neighbours) for phase in graph.period for neighbours in phase) / (
+            len(graph.period) * graph.nodes
+        )
         return cls(ranks, max(map(len, placement.ids)), received, placement.crossing / ranks)
 
     @classmethod

@@ -48,8 +48,8 @@ class NodesOfRank:
         received = {name: self.halo.receive(values, self.round) for name, values in published(self.rows).items()}
         for node in nodes:
             id = int(self.halo.ids[node])
-            ids, _ = self.halo.whole.row(id, self.round)
-            weights = self.halo.whole.given(id, self.round)
+            ids, _ = self.halo.mixing.row(id, self.round)
+            weights = self.halo.mixing.given(id, self.round)
             yield Received(node, ids, weights, self.samples[list(ids)], lambda name, ids=ids: received[name](ids))  # type: ignore[misc]
 
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
@@ -70,7 +70,7 @@ class NodesOfRank:
             self.clock.round(run.state.round + 1, run.message, run.plan.algorithm.gossip)
 
     def bytes_sent(self, run: LiveRun) -> list[int]:
-        return bytes_sent(self.halo.whole, run)
+        return bytes_sent(self.halo.mixing, run)
 
     def message_counts(self, round: int) -> MessageCounts | None:
         return None

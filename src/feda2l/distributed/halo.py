@@ -34,7 +34,7 @@ class Halo:
     Each row is sent once to every rank that needs it. Rows without remote neighbours are mixed during the transfer.
     """
 
-    whole: Mixing
+    mixing: Mixing
     ranks: Ranks
     ids: Ids  # node ids of this rank, ascending
     owner: Ids  # the rank of each node
@@ -46,36 +46,36 @@ class Halo:
     rooms: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(default_factory=dict, repr=False)
 
     def apply(self, trained: Tensor, round: int, out: Tensor) -> None:
-        phase = self.whole.topology.phase(round)
+        phase = self.mixing.topology.phase(round)
         transfers = self._transfers_of(phase, round)
         inner, outer = self._inner_and_outer(phase, round, trained)
         # the input of the outer rows: local rows, then the halo
         count = len(transfers.ours)
-        near = self._room("near", count + len(transfers.halo), trained)
+        inputs = self._room("inputs", count + len(transfers.halo), trained)
         known = self.known.get((trained.data_ptr(), trained.shape))
-        flight = self._fetch(transfers, trained, near[count:]) if known is None else None
+        flight = self._fetch(transfers, trained, inputs[count:]) if known is None else None
         if known is not None:
-            near[count:].copy_(known)
-        torch.index_select(trained, 0, torch.from_numpy(transfers.ours).to(trained.device), out=near[:count])
+            inputs[count:].copy_(known)
+        torch.index_select(trained, 0, torch.from_numpy(transfers.ours).to(trained.device), out=inputs[:count])
         inner.apply(trained, out)  # overlaps with the transfer
         if flight:
             flight.wait()
-        outer.apply(near, out)
+        outer.apply(inputs, out)
 
     def receive(self, values: Tensor, round: int) -> Callable[[Sequence[int]], Tensor]:
         """Return a function from node ids to their published rows. Rows of other ranks are fetched."""
-        transfers = self._transfers_of(self.whole.topology.phase(round), round)
+        transfers = self._transfers_of(self.mixing.topology.phase(round), round)
         rows = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
         halo = rows.new_empty(len(transfers.halo), rows.shape[1])
         self._fetch(transfers, rows, halo).wait()
         self.known[rows.data_ptr(), rows.shape] = halo
-        place = _places(self.whole.topology.nodes, self.ids, transfers.halo)
+        place = _places(self.mixing.topology.nodes, self.ids, transfers.halo)
         all_rows = torch.cat([rows, halo]).view(-1, *values.shape[1:])
         return lambda ids: all_rows[torch.from_numpy(place[list(ids)]).to(all_rows.device)]
 
     def reweigh(self, weights: Sequence[Tensor], round: int) -> None:
         """Replace the weights of the local rows until the end of the round. Fetched rows are reused."""
-        self.chosen = {self.whole.topology.phase(round): torch.cat(list(weights)).double().numpy()}
+        self.chosen = {self.mixing.topology.phase(round): torch.cat(list(weights)).double().numpy()}
         self.plans.clear()
 
     def end_round(self) -> None:
@@ -90,8 +90,8 @@ class Halo:
 
     def _transfers_of(self, phase: int, round: int) -> _Transfers:
         if phase not in self.transfers:
-            nodes, me = self.whole.topology.nodes, self.ranks.rank
-            everyone = self.whole.part(np.arange(nodes), round)
+            nodes, me = self.mixing.topology.nodes, self.ranks.rank
+            everyone = self.mixing.part(np.arange(nodes), round)
             receiver = np.repeat(np.arange(nodes), np.diff(everyone.offsets))
             listener, speaker = self.owner[receiver], self.owner[everyone.ids]
             out, into = (speaker == me) & (listener != me), (listener == me) & (speaker != me)
@@ -102,7 +102,7 @@ class Halo:
             of, halo = np.divmod(received, nodes)
             place = _places(nodes, self.ids)
             outer = np.unique(place[receiver[into]])
-            received = place[self.whole.part(self.ids[outer], round).ids]
+            received = place[self.mixing.part(self.ids[outer], round).ids]
             self.transfers[phase] = _Transfers(
                 [(int(rank), torch.from_numpy(place[rows[to == rank]])) for rank in np.unique(to)],
                 [(int(rank), int((of == rank).sum())) for rank in np.unique(of)],
@@ -116,15 +116,15 @@ class Halo:
     def _inner_and_outer(self, phase: int, round: int, like: Tensor) -> tuple[Plan, Plan]:
         key = phase, like.device, like.dtype
         if key not in self.plans:
-            transfers, rows = self._transfers_of(phase, round), self.whole.part(self.ids, round)
+            transfers, rows = self._transfers_of(phase, round), self.mixing.part(self.ids, round)
             if phase in self.chosen:
                 rows = rows._replace(weights=self.chosen[phase])
             inner, outer = rows.take(transfers.inner), rows.take(transfers.outer)
-            local = _places(self.whole.topology.nodes, self.ids)
-            near = _places(self.whole.topology.nodes, self.ids[transfers.ours], transfers.halo)
+            local = _places(self.mixing.topology.nodes, self.ids)
+            input_places = _places(self.mixing.topology.nodes, self.ids[transfers.ours], transfers.halo)
             self.plans[key] = (
                 Plan.of(inner._replace(ids=local[inner.ids]), transfers.inner, like),
-                Plan.of(outer._replace(ids=near[outer.ids]), transfers.outer, like),
+                Plan.of(outer._replace(ids=input_places[outer.ids]), transfers.outer, like),
             )
         return self.plans[key]
 

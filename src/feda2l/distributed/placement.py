@@ -46,7 +46,7 @@ def place(graph: Topology, steps: Sequence[int], ranks: int) -> Placement:
         )
     orders = [np.arange(graph.nodes)]
     if 1 < ranks < graph.nodes and graph.name != "full":
-        orders.append(_near_together(graph))
+        orders.append(_clustered_order(graph))
     return min(
         (_cut(graph, order, np.asarray(steps), ranks) for order in orders), key=lambda placement: placement.crossing
     )
@@ -73,7 +73,7 @@ def crossing_rows(graph: Topology, owner: Ids) -> float:
     return total / len(graph.period)
 
 
-def _near_together(graph: Topology) -> Ids:
+def _clustered_order(graph: Topology) -> Ids:
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
@@ -87,5 +87,5 @@ def _near_together(graph: Topology) -> Ids:
 
 def _edges(phase: Phase) -> tuple[Ids, Ids]:
     """Return all edges of a phase as (receivers, senders)."""
-    receiver = np.repeat(np.arange(len(phase)), [len(near) for near in phase])
-    return receiver, np.fromiter((j for near in phase for j in near), np.int64, len(receiver))
+    receiver = np.repeat(np.arange(len(phase)), [len(neighbours) for neighbours in phase])
+    return receiver, np.fromiter((j for neighbours in phase for j in neighbours), np.int64, len(receiver))

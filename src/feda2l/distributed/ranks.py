@@ -75,9 +75,9 @@ class Ranks:
 
         torchrun sets OMP_NUM_THREADS to 1 if the user did not set it, so the value 1 is ignored.
         """
-        asked = os.environ.get("OMP_NUM_THREADS", "1")
-        if asked.isdigit() and int(asked) > 1:
-            return int(asked)
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        if threads.isdigit() and int(threads) > 1:
+            return int(threads)
         return max(1, cores // self.on_this_host) if cores else 0
 
     # --- objects -------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Ranks:
             for note in remote.notes:
                 failure.add_note(note)
         if isinstance(failure, FedA2LError):
-            failure.said = not self.leads  # all ranks raise it, only the leader prints it
+            failure.printed = not self.leads  # all ranks raise it, only the leader prints it
         self.agreed = failure
         raise failure
 

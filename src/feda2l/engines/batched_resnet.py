@@ -107,8 +107,8 @@ class _Pass:
         inside = self.rectify(self.normalise(self.convolve(x, f"{name}.conv1"), f"{name}.bn1"))
         out = self.normalise(self.convolve(inside, f"{name}.conv2"), f"{name}.bn2")
         projected = f"{name}.shortcut.0.weight" in self.tensors
-        beside = self.normalise(self.convolve(x, f"{name}.shortcut.0"), f"{name}.shortcut.1") if projected else x
-        return self.rectify(out + beside)
+        shortcut = self.normalise(self.convolve(x, f"{name}.shortcut.0"), f"{name}.shortcut.1") if projected else x
+        return self.rectify(out + shortcut)
 
     def blocks(self, x: Tensor, name: str) -> Tensor:
         group = self.model.get_submodule(name)

@@ -84,14 +84,14 @@ def dropouts(model: Timer) -> int:
 
 def _fastest(model: Timer, device: torch.device, dtype: torch.dtype, tokens: int) -> ModuleType:
     """Return the Triton kernels on a GPU if they support the model, else the PyTorch operations."""
-    if device.type != "cuda" or dtype == torch.float64 or not _of_whole_tiles(model, tokens):
+    if device.type != "cuda" or dtype == torch.float64 or not _fills_tiles(model, tokens):
         return timer_passes
     from feda2l.engines import cuda_passes
 
     return cuda_passes
 
 
-def _of_whole_tiles(model: Timer, tokens: int) -> bool:
+def _fills_tiles(model: Timer, tokens: int) -> bool:
     """True if the model's sizes fit the tiles of the kernels, whose sides are powers of 2."""
     sides = [tokens, model.embed.out_features]
     for block in model.blocks:

@@ -75,8 +75,8 @@ class CudaEngine(Engine):
         base, slots = population.base, population.layout.slots
         self.device = base.device
         self.dtype = torch.bfloat16 if precision == "bf16" else base.dtype
-        whole = {name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)}
-        self.in_half = [precision == "bf16" and slot.name.rpartition(".")[0] not in whole for slot in slots]
+        norms = {name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)}
+        self.in_half = [precision == "bf16" and slot.name.rpartition(".")[0] not in norms for slot in slots]
         self.table = update_table(population.layout, self.in_half, self.device)
         self.full_table = update_table(population.layout, [False] * len(slots), self.device)
         self.steps = population.steps
@@ -143,7 +143,7 @@ class CudaEngine(Engine):
                 model = self.scorers[0][0]
                 self.point(model, self.population.base[job.row], job.row)
                 shard = self.shard(job).to(self.device)
-                recalibrate_statistics(model, shard, partial(self.asked, self.training(job).samples))
+                recalibrate_statistics(model, shard, partial(self.inputs_of, self.training(job).samples))
 
     def training(self, job: TrainJob) -> Training:
         return self.members[job.run].training
@@ -169,8 +169,8 @@ class CudaEngine(Engine):
         for job in jobs:
             training, plan, line = self.training(job), list[Tensor | None](), list[Tensor]()
             for epoch in training.epoch_orders(self.shard(job), self.id(job), job.round, job.epochs):
-                whole, rest = divmod(len(epoch), training.batch_size)
-                plan += [None] * whole + ([epoch[-rest:]] if rest else [])
+                full_batches, rest = divmod(len(epoch), training.batch_size)
+                plan += [None] * full_batches + ([epoch[-rest:]] if rest else [])
                 # a smaller last batch still takes a full batch of positions, so that steps and positions stay aligned
                 line += [epoch] + ([epoch.new_zeros(training.batch_size - rest)] if rest else [])
             plans.append(plan)
@@ -202,7 +202,7 @@ class CudaEngine(Engine):
                 model = self.scorers[0][0].eval()
                 self.point(model, self.population.base[job.row], job.row)
                 for batch in self.shard(job).to(self.device).split(EVALUATION_BATCH):
-                    outputs = self.outputs(model(self.asked(samples, batch)))
+                    outputs = self.outputs(model(self.inputs_of(samples, batch)))
                     if self.base_outputs is None:
                         self.base_outputs = outputs.new_zeros(
                             len(self.runs_with_base_outputs), len(samples), *outputs.shape[1:]
@@ -232,7 +232,7 @@ class CudaEngine(Engine):
     ) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the rows' next batches, one row after another."""
         chosen = next_samples(order, counter, lengths, batch_size).flatten()
-        return self.asked(samples, chosen), samples.targets(chosen)
+        return self.inputs_of(samples, chosen), samples.targets(chosen)
 
     def update(
         self,
@@ -268,7 +268,7 @@ class CudaEngine(Engine):
         """Allocate memory for the next batch of some rows: channels-last inputs and targets."""
         samples, count = self.training(job).samples, rows * self.training(job).batch_size
         probe = torch.zeros(1, dtype=torch.int64, device=self.device)
-        inputs = self.asked(samples, probe).expand(count, *(-1 for _ in samples.inputs(probe).shape[1:]))
+        inputs = self.inputs_of(samples, probe).expand(count, *(-1 for _ in samples.inputs(probe).shape[1:]))
         targets = samples.targets(probe)
         return self.inputs(inputs.clone()), targets.expand(count, *targets.shape[1:]).clone()
 
@@ -297,7 +297,7 @@ class CudaEngine(Engine):
         values = values if self.members[0].classes is None else values.to(self.dtype)
         return values.contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
 
-    def asked(self, samples: Samples, index: Tensor) -> Tensor:
+    def inputs_of(self, samples: Samples, index: Tensor) -> Tensor:
         """Return the model's inputs for some samples."""
         return self.inputs(samples.inputs(index))
 
@@ -305,7 +305,7 @@ class CudaEngine(Engine):
         """Convert outputs for the loss to at least the precision of the parameters."""
         return values.to(self.population.base.dtype)
 
-    def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+    def eval_forward(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return the function that evaluates a model in eval mode: here the model itself."""
         return model
 
@@ -315,7 +315,7 @@ class CudaEngine(Engine):
         mean = first.node is None
         buffers = self.population.mean_buffers if mean else self.population.buffers
         self.point(model, self.state(first), first.run if mean else first.row, buffers=buffers)
-        ask = self.asks(model.eval())
+        forward = self.eval_forward(model.eval())
         (samples, chosen), loss = self.parts(jobs), member.training.loss
         sums = torch.zeros(len(jobs), 1 + member.tallied, dtype=torch.float64, device=self.device)
         per_sample: list[Tensor] = []  # the errors of each sample, if the loss is one of them
@@ -323,7 +323,7 @@ class CudaEngine(Engine):
             if not len(piece):  # a node may have no samples for scoring
                 continue
             targets = samples.targets(piece)
-            outputs = self.outputs(ask(self.asked(samples, piece)))
+            outputs = self.outputs(forward(self.inputs_of(samples, piece)))
             if loss in BY_SAMPLE:
                 per_sample.append(sample_errors(outputs, targets))
             else:

@@ -129,7 +129,7 @@ class CudaGraphs(CudaEngine):
             loose = replace(node, addresses=torch.empty_like(node.addresses))
             self.population.steps[job.row] += 1
             with self._drawing(node):
-                self._learn(loose, job, self.asked(samples, chosen), samples.targets(chosen), chosen)
+                self._learn(loose, job, self.inputs_of(samples, chosen), samples.targets(chosen), chosen)
 
     @contextmanager
     def _drawing(self, node: _Node) -> Iterator[None]:
@@ -165,11 +165,11 @@ class CudaGraphs(CudaEngine):
             gradients = node.local.modified_gradients(
                 gradients, lambda: gradients_at(*node.perturbed_model)[1] if node.perturbed_model else ()
             )
-        kept = [in_memory_order(g, p) for g, p in zip(gradients, node.parameters, strict=True)]
+        ordered = [in_memory_order(g, p) for g, p in zip(gradients, node.parameters, strict=True)]
         if not torch.cuda.is_current_stream_capturing():
-            node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
+            node.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in ordered]))
         optimizer_state = [matrix[rows] for matrix in population.optimizer_state.values()]
         half = None if self.half is None else self.half[rows]
         values, addresses = population.trained[rows], node.addresses
         self.update(rows, job, values, optimizer_state, half, addresses, loss.view(1), full=modified)
-        return kept
+        return ordered

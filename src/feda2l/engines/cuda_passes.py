@@ -148,7 +148,7 @@ def _attended(
     chance: float,
 ) -> tuple[Tensor, Tensor]:
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    biases, (rows, places, width) = _alike(of_query, of_key, of_value), query.shape
+    biases, (rows, places, width) = _equal_strides(of_query, of_key, of_value), query.shape
     out, level = torch.empty_like(query), query.new_empty(rows, places, heads, dtype=torch.float32)
     drawn, apart, constants = _dropping(draws, chance, query)
     together = _windows(width)
@@ -172,7 +172,7 @@ def _attended_back(
     gradient: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key, value, gradient = (part.contiguous() for part in (*projected, gradient))
-    biases, (rows, places, width) = _alike(*biases), query.shape
+    biases, (rows, places, width) = _equal_strides(*biases), query.shape
     for_query, for_key, for_value = (torch.empty_like(query) for _ in range(3))
     together = _windows(width)
     parts, each = _parts(query, places // tokens, together)
@@ -192,7 +192,7 @@ def _windows(width: int) -> int:
     return max(1, LINE // width)
 
 
-def _alike(*biases: Tensor) -> tuple[Tensor, ...]:
+def _equal_strides(*biases: Tensor) -> tuple[Tensor, ...]:
     """Return biases [rows, width] with equal strides between rows, as in one population."""
     same = len({bias.stride(0) for bias in biases}) == 1
     return biases if same else tuple(bias.contiguous() for bias in biases)

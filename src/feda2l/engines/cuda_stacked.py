@@ -78,7 +78,7 @@ class CudaStacked(CudaEngine):
             kinds.setdefault(kind, []).append(row)
         self.first: dict[str, int] = {}  # first place of each kind
         self.spans: list[tuple[slice, Algorithm]] = []
-        for kind, alike in kinds.items():
+        for kind, same_kind in kinds.items():
             first = self.first[kind] = self.spans[-1][0].stop if self.spans else 0
             runs = [
                 row_steps
@@ -86,8 +86,8 @@ class CudaStacked(CudaEngine):
                 if member.training.algorithm.kind == kind
             ]
             size = group_size(runs, population.layout.width)
-            algorithm = rows[alike[0]][1].algorithm
-            starts = range(first, first + len(alike), size)
+            algorithm = rows[same_kind[0]][1].algorithm
+            starts = range(first, first + len(same_kind), size)
             self.spans += [(slice(start, start + size), algorithm) for start in starts]
         places = self.spans[-1][0].stop  # a few more than rows if the group size does not divide their number
         self.make_room(places)
@@ -104,7 +104,7 @@ class CudaStacked(CudaEngine):
         self.algorithm_state = {
             name: by_place(matrix) for name, matrix in population.algorithm_state.items() if modified
         }
-        self.losses = {kind: self._compiled(rows[alike[0]][1]) for kind, alike in kinds.items()}
+        self.losses = {kind: self._compiled(rows[same_kind[0]][1]) for kind, same_kind in kinds.items()}
         self.groups: dict[int, _Group] = {}  # by index of the span, created on first use
         self.together = compiled(self._forward())
         # scores a single ResNet; other models are scored together or without compiling
@@ -112,7 +112,7 @@ class CudaStacked(CudaEngine):
         if self.folded is not None:
             self.alone = compiled(partial(functional_call, self.folded.template))
         # values that differ between steps: the batch sizes (if some are smaller), and the seeds of dropout
-        self.whole = all(training.only_whole(len(shard)) for shard, training in rows)
+        self.full_batches = all(training.only_full_batches(len(shard)) for shard, training in rows)
         self.sizes = torch.zeros(places, 0, dtype=torch.int32, device=self.device)
         self.draws = torch.zeros(places, dtype=torch.int32, device=self.device)
         # compiled, because it saves sixty small kernels in a step on windows
@@ -177,25 +177,25 @@ class CudaStacked(CudaEngine):
         results = dict[int, Tensor]()
         for local in {jobs[0].local for jobs in groups}:  # training and test samples separately
             numbers = [number for number, jobs in enumerate(groups) if jobs[0].local is local]
-            asked = [self.parts(groups[number]) for number in numbers]
+            chosen_parts = [self.parts(groups[number]) for number in numbers]
             states = [self.state(groups[number][0]).to(self.dtype) for number in numbers]
-            requests = [ForecastRequest(state, parts) for state, (_, parts) in zip(states, asked, strict=True)]
-            sums = summed_errors(requests, partial(self._errors, asked[0][0]), len(ERRORS))
+            requests = [ForecastRequest(state, parts) for state, (_, parts) in zip(states, chosen_parts, strict=True)]
+            sums = summed_errors(requests, partial(self._errors, chosen_parts[0][0]), len(ERRORS))
             results |= zip(numbers, sums, strict=True)
         losses = [self.members[jobs[0].run].training.loss for jobs in groups]
         return [with_loss(results[number], loss) for number, loss in enumerate(losses)]
 
     def _errors(self, samples: Samples, rows: Tensor, chosen: Tensor) -> Tensor:
         """Return the errors [rows, samples, 2] of each row on its own samples."""
-        asked, targets = self.asked(samples, chosen.flatten()), samples.targets(chosen.flatten())
-        outputs = self.outputs(self.together(self._leaves(rows), asked.unflatten(0, chosen.shape), None)[0])
+        inputs, targets = self.inputs_of(samples, chosen.flatten()), samples.targets(chosen.flatten())
+        outputs = self.outputs(self.together(self._leaves(rows), inputs.unflatten(0, chosen.shape), None)[0])
         errors: Tensor = sample_errors(outputs.flatten(0, 1), targets).unflatten(0, chosen.shape)
         return errors
 
-    def asks(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+    def eval_forward(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return the compiled forward pass of a ResNet, which fuses all operations between two convolutions."""
         if self.folded is None:
-            return super().asks(model)
+            return super().eval_forward(model)
         tensors = self.folded.tensors(model)
         return lambda inputs: self.alone(tensors, (inputs,))
 
@@ -210,7 +210,8 @@ class CudaStacked(CudaEngine):
         sums = torch.zeros(len(rows), 1 + member.classes, dtype=torch.float64, device=self.device)
         for piece in torch.arange(len(member.test), device=self.device).split(SCORED_BATCH):
             targets = member.test.targets(piece)
-            x = self.asked(member.test, piece).movedim(1, -1).unsqueeze(0)  # channels last in memory, so this is a view
+            # a view, because the inputs are channels last in memory
+            x = self.inputs_of(member.test, piece).movedim(1, -1).unsqueeze(0)
             outputs = self.outputs(self.together(leaves, x, None)[0])
             losses = stacked_loss(member.training.loss)(outputs, targets.expand(len(rows), -1))
             sums[:, 0] += losses.double() * len(piece)
@@ -222,12 +223,14 @@ class CudaStacked(CudaEngine):
         placed = self._placed(jobs)
         with self.numerics():
             plans = self.prepare(placed)
-            rows, places = (torch.tensor([job.row for job in own], device=self.device) for own in (jobs, placed))
+            rows, places = (torch.tensor([job.row for job in slots], device=self.device) for slots in (jobs, placed))
             pairs = [(population.base, self.parameters), (population.steps, self.steps)]
             pairs += zip(population.optimizer_state.values(), self.optimizer_state, strict=True)
-            pairs += [(population.algorithm_state[name], own) for name, own in self.algorithm_state.items()]
-            for matrix, own in pairs:
-                own[places] = matrix[rows]
+            pairs += [
+                (population.algorithm_state[name], slot_values) for name, slot_values in self.algorithm_state.items()
+            ]
+            for matrix, slot_values in pairs:
+                slot_values[places] = matrix[rows]
             if self.base is not None:
                 self.base.copy_(self.parameters)
             if self.half is not None:
@@ -237,7 +240,7 @@ class CudaStacked(CudaEngine):
             if isinstance(self.model, Timer):
                 seeds = [self.layer_seed(job) & 0x7FFFFFFF for job in jobs]
                 self.draws[places] = torch.tensor(seeds, dtype=torch.int32).to(self.device)
-            if not self.whole:
+            if not self.full_batches:
                 self._set_sizes(places, plans, self.training(jobs[0]).batch_size)
             self.compute_base_outputs(jobs)
             if self.runs_with_base_outputs:
@@ -246,8 +249,8 @@ class CudaStacked(CudaEngine):
             self._replay(jobs[0])
             population.trained[rows] = self.parameters[places]
             population.steps[rows] = self.steps[places]
-            for matrix, own in zip(population.optimizer_state.values(), self.optimizer_state, strict=True):
-                matrix[rows] = own[places]
+            for matrix, slot_values in zip(population.optimizer_state.values(), self.optimizer_state, strict=True):
+                matrix[rows] = slot_values[places]
             if self.statistics is not None:
                 self.statistics.give(places, rows, self.lengths[places])
             totals = self.total.tolist()
@@ -329,7 +332,7 @@ class CudaStacked(CudaEngine):
             samples = next_samples(*self.now(places), self.training(job).batch_size)
             base_outputs = self.base_outputs[self.tables[places], samples]
         inputs, targets = self.take(places, job, group.batch)
-        valid = None if self.whole else self.valid(self.sizes[places], counter, lengths, len(inputs) // rows)
+        valid = None if self.full_batches else self.valid(self.sizes[places], counter, lengths, len(inputs) // rows)
         draws = self.drawn(self.draws[places], counter, dropouts(self.model)) if isinstance(self.model, Timer) else None
         x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
         x, answers = x.unflatten(0, (rows, -1)), targets.unflatten(0, (rows, -1))
@@ -349,13 +352,13 @@ class CudaStacked(CudaEngine):
             gradients = local.modified_gradients(
                 gradients, lambda: () if local.perturbed is None else gradients_at(local.perturbed, None)[2]
             )
-        kept = [gradient.contiguous() for gradient in gradients]
+        contiguous = [gradient.contiguous() for gradient in gradients]
         if not torch.cuda.is_current_stream_capturing():
-            group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in kept]))
+            group.addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in contiguous]))
         optimizer_state = [matrix[places] for matrix in self.optimizer_state]
         full = local is not None and local.modifies_gradient
         self.update(places, job, self.parameters[places], optimizer_state, half, group.addresses, losses, full=full)
-        return kept
+        return contiguous
 
     def _computed(self, values: Tensor, half: Tensor | None) -> list[Tensor]:
         """Return the tensors that the rows compute with: half-precision copies if any, except for BatchNorm."""

@@ -131,7 +131,7 @@ class Stacked(Engine):
         self.forward = stacked_forward(model)
 
     def train(self, jobs: Sequence[TrainJob]) -> list[float]:
-        def alike(i: int) -> tuple[object, ...]:
+        def settings(i: int) -> tuple[object, ...]:
             training = self.members[jobs[i].run].training
             sizes = training.batch_size, training.epochs, training.drop_last, training.weight_decay
             return *sizes, id(training.loss), training.algorithm.kind
@@ -141,9 +141,9 @@ class Stacked(Engine):
             shard = len(self.members[jobs[i].run].shards[jobs[i].node])
             return -self.members[jobs[i].run].training.steps(shard), -shard
 
-        order = sorted(range(len(jobs)), key=lambda i: (alike(i), length(i), i))
+        order = sorted(range(len(jobs)), key=lambda i: (settings(i), length(i), i))
         pieces: list[list[int]] = []
-        for _, group in groupby(order, key=alike):
+        for _, group in groupby(order, key=settings):
             rows = list(group)
             # as few pieces as fit into the cache, at least one per worker, filled in turn so that they have equal work
             most = max(1, CACHE // self.population.layout.width)
@@ -177,12 +177,12 @@ class Stacked(Engine):
             for index in indices:
                 inputs = samples.inputs(index.flatten()).unflatten(0, index.shape)
                 target = samples.targets(index.flatten()).unflatten(0, index.shape)
-                told = None if base_outputs is None else base_outputs(chosen, index)
-                losses = self._losses(training, leaves, inputs, target, told)
+                base = None if base_outputs is None else base_outputs(chosen, index)
+                losses = self._losses(training, leaves, inputs, target, base)
                 gradients: Sequence[Tensor] = gradients_of(losses, leaves)
                 total += losses.detach()
                 if local is not None:
-                    again = partial(self._gradients, training, perturbed, inputs, target, told)
+                    again = partial(self._gradients, training, perturbed, inputs, target, base)
                     gradients = local.modified_gradients(gradients, again)
                 part.update(gradients)
         state.store(population, rows)
@@ -355,8 +355,8 @@ def _stretches(batches: list[list[Tensor]]) -> Iterator[tuple[slice, Tensor]]:
     for together, steps in groupby(range(len(batches[0])), key=sizes):
         span = list(steps)
         start = 0
-        for size, alike in groupby(together):
-            rows = slice(start, start + len(list(alike)))
+        for size, equal in groupby(together):
+            rows = slice(start, start + len(list(equal)))
             start = rows.stop
             samples = [torch.cat(row[span[0] : span[-1] + 1]).view(len(span), size) for row in batches[rows]]
             yield rows, torch.stack(samples, dim=1)

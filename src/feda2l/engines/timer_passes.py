@@ -36,7 +36,7 @@ class DropoutMask(NamedTuple):
         """Return x / (1 - chance) where a value is kept, else 0."""
         if self.idle:
             return x
-        return x * kept(self, x.shape[1:]) / (1 - self.chance)
+        return x * keep_mask(self, x.shape[1:]) / (1 - self.chance)
 
 
 def attended(
@@ -80,7 +80,7 @@ def draws_of(seeds: Tensor, step: Tensor, sites: int) -> Tensor:
     return torch.stack([first, _mixed(first ^ OTHERS)], dim=-1)
 
 
-def kept(dropout: DropoutMask, shape: Sequence[int]) -> Tensor:
+def keep_mask(dropout: DropoutMask, shape: Sequence[int]) -> Tensor:
     """Return the mask [k, *shape] of the numbers that a dropout keeps: a hash of the row's draws, site and place.
 
     There is no generator, so a row's mask does not depend on other rows or their order, and a captured step can be

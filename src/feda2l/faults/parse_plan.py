@@ -149,14 +149,14 @@ def _check_order(plan: FaultPlan, nodes: int, refuse: Refuse) -> None:
     for node, faults in groupby(sorted(goes, key=lambda f: (f.node, f.round, f.kind != "restart")), lambda f: f.node):
         _check_node(node, faults, refuse)
     for fault in plan.faults:
-        if fault.kind == "rejoin" and plan.away(fault.node, fault.round):
+        if fault.kind == "rejoin" and plan.is_absent(fault.node, fault.round):
             refuse(fault, f"node {fault.node} is absent in round {fault.round}")
     _check_somebody_is_left(plan, goes, nodes, refuse)
 
 
 def _check_somebody_is_left(plan: FaultPlan, goes: list[Fault], nodes: int, refuse: Refuse) -> None:
     for fault in sorted(goes, key=lambda fault: fault.round):
-        if fault.kind != "restart" and all(plan.away(node, fault.round) for node in range(nodes)):
+        if fault.kind != "restart" and all(plan.is_absent(node, fault.round) for node in range(nodes)):
             refuse(fault, f"in round {fault.round} no node is left; keep at least one node")
 
 

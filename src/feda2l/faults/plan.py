@@ -56,7 +56,7 @@ class FaultPlan:
     """Which node fails in which round. A fault in round r affects the work and the messages of round r (1, 2, ...).
 
     >>> plan = FaultPlan((Fault("crash", 3, node=1), Fault("restart", 5, node=1)))
-    >>> [plan.away(1, round) for round in (2, 3, 4, 5)], plan.rejoins(1, 5)
+    >>> [plan.is_absent(1, round) for round in (2, 3, 4, 5)], plan.rejoins(1, 5)
     ([False, True, True, False], 'without_own')
     """
 
@@ -77,7 +77,7 @@ class FaultPlan:
 
     # --- queries about a node ------------------------------------------------------------------------------
 
-    def away(self, node: int, round: int) -> bool:
+    def is_absent(self, node: int, round: int) -> bool:
         """True if the node misses the round: it does not train, publish, mix or adapt."""
         return any(absence.holds(round) for absence in self.absences.get(node, ()))
 
@@ -107,16 +107,19 @@ class FaultPlan:
         The value says whether its own message is included. A node that fails again in the round of its return does
         not return.
         """
-        if self.away(node, round):
+        if self.is_absent(node, round):
             return None
         ended = [absence.back for absence in self.absences.get(node, ()) if absence.stop == round]
         if ended:
             return ended[0]
         return "with_own" if any(fault.round == round for fault in self._of("rejoin", node)) else None
 
-    def alike(self, round: int) -> tuple[bool, ...]:
+    def condition_key(self, round: int) -> tuple[bool, ...]:
         """Return a key of the active faults and absent nodes. Rounds with equal keys have equal schedules."""
-        return (*(fault.holds(round) for fault in self.faults), *(self.away(node, round) for node in self.absences))
+        return (
+            *(fault.holds(round) for fault in self.faults),
+            *(self.is_absent(node, round) for node in self.absences),
+        )
 
     @property
     def returns(self) -> bool:
@@ -127,7 +130,7 @@ class FaultPlan:
 
     def receives(self, node: int, sender: int, round: int) -> bool:
         """True if `node` includes the message that `sender` sent in this round in its average."""
-        return not self.away(node, round) and self.reaches(sender, node, round)
+        return not self.is_absent(node, round) and self.reaches(sender, node, round)
 
     def reaches(self, sender: int, listener: int, round: int) -> bool:
         """True if a message of this round reaches the receiver: sent, in time, not corrupt and not cut off."""
@@ -135,7 +138,9 @@ class FaultPlan:
 
     def rejects(self, node: int, sender: int, round: int) -> bool:
         """True if the message of `sender` reaches `node` corrupt, so that it is rejected and counted."""
-        return not self.away(node, round) and self._arrives(sender, node, round) and self._broken(sender, node, round)
+        return (
+            not self.is_absent(node, round) and self._arrives(sender, node, round) and self._broken(sender, node, round)
+        )
 
     # --- derived from the entries --------------------------------------------------------------------------
 
@@ -168,7 +173,7 @@ class FaultPlan:
         return self._by_node.get((kind, node), ())
 
     def _arrives(self, sender: int, listener: int, round: int) -> bool:
-        if self.away(sender, round):
+        if self.is_absent(sender, round):
             return False
         if sender == listener:
             return True

@@ -22,11 +22,11 @@ class Attendance(Protocol):
         """True if any node ever adopts the network's model again."""
         ...
 
-    def alike(self, round: int) -> Hashable:
+    def condition_key(self, round: int) -> Hashable:
         """Return a key that is equal for rounds with the same absences and the same lost messages."""
         ...
 
-    def away(self, node: int, round: int) -> bool: ...
+    def is_absent(self, node: int, round: int) -> bool: ...
     def receives(self, node: int, sender: int, round: int) -> bool: ...
     def reaches(self, sender: int, listener: int, round: int) -> bool: ...
     def rejects(self, node: int, sender: int, round: int) -> bool: ...
@@ -63,7 +63,7 @@ class PresenceSchedule:
 
     def round(self, number: int) -> Round:
         """Return the schedule of a round. Rounds with equal faults are computed once."""
-        key = self.mixing.topology.phase(number), self.plan.alike(number)
+        key = self.mixing.topology.phase(number), self.plan.condition_key(number)
         if self._last is None or self._last[0] != key:
             self._last = key, self._make(number)
         return self._last[1]
@@ -88,11 +88,11 @@ class PresenceSchedule:
 
     def spoke(self, node: int, number: int) -> bool:
         """True if the node has published a message in any round up to this one."""
-        return any(not self.plan.away(node, round) for round in range(number, 0, -1))
+        return any(not self.plan.is_absent(node, round) for round in range(number, 0, -1))
 
     def _make(self, number: int) -> Round:
         nodes, mixing = range(self.nodes), self.mixing
-        present = tuple(node for node in nodes if not self.plan.away(node, number))
+        present = tuple(node for node in nodes if not self.plan.is_absent(node, number))
         closed, received, rejected = zip(*(self._links(node, number) for node in nodes), strict=True)
         rows = self._rows(closed, received, number)
         arrived = Counter(chain(*received, *rejected))
@@ -117,9 +117,12 @@ class PresenceSchedule:
         rows = {}
         for node, others in enumerate(received):
             if len(others) + 1 < len(closed[node]):
-                near = tuple(sorted((node, *others)))
+                present_ids = tuple(sorted((node, *others)))
                 mixing_facts = self._closed(closed[node], number)
-                rows[node] = near, row_weights(self.mixing.weights, node, mixing_facts, near, push=self.mixing.push)
+                rows[node] = (
+                    present_ids,
+                    row_weights(self.mixing.weights, node, mixing_facts, present_ids, push=self.mixing.push),
+                )
         return rows
 
     def _closed(self, closed: Sequence[int], number: int) -> list[MixingFacts]:

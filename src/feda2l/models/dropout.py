@@ -16,15 +16,15 @@ class Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         if input.device.type != "cpu" or not self.training or self.p in (0.0, 1.0):
             return super().forward(input)
-        return input * kept(input, self.p) * (1 / (1 - self.p))
+        return input * keep_mask(input, self.p) * (1 / (1 - self.p))
 
 
-def kept(x: Tensor, chance: float) -> Tensor:
+def keep_mask(x: Tensor, chance: float) -> Tensor:
     """Return a mask with the shape and dtype of x: 1 where a value is kept, 0 where it is dropped."""
     size = x.numel()
     # created from x, so that each row has its own draws under vmap
-    words = x.new_empty(-(-size // 4), dtype=torch.int64).random_(-(1 << 63), None)
-    draws = words.view(torch.int16)[:size].view(x.shape)
+    bits = x.new_empty(-(-size // 4), dtype=torch.int64).random_(-(1 << 63), None)
+    draws = bits.view(torch.int16)[:size].view(x.shape)
     first = min(max(round(chance * DRAWS), 1), DRAWS - 1) - DRAWS // 2  # the lowest draw that is kept
     # clamping uses vector instructions; a comparison and a product with its result take three times as long
     return (draws.clamp(first - 1, first) - (first - 1)).to(x.dtype)

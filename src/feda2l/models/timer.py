@@ -116,7 +116,7 @@ class Timer(nn.Module):
         self.head = nn.Linear(width, patch) if self.rolls else nn.Linear(input[0] // patch * width, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.roll_out(x) if self.rolls else self._rescaled(x, whole=True)
+        return self.roll_out(x) if self.rolls else self._rescaled(x, flat=True)
 
     def encode(self, sequences: Tensor) -> Tensor:
         """Encode [sequences, length] as [sequences, tokens, width]. A token depends on its own and earlier patches."""
@@ -129,7 +129,7 @@ class Timer(nn.Module):
         """Predict the patch after each patch of the windows, [batch, length, channels]: the authors' training task."""
         if not self.rolls:
             raise FedA2LError("next_patches() needs a timer with head = 'next_patch'")
-        return self._rescaled(x, whole=False)
+        return self._rescaled(x, flat=False)
 
     def roll_out(self, x: Tensor) -> Tensor:
         """Forecast the horizon patch by patch. Each patch is predicted from the window that ends just before it."""
@@ -139,14 +139,14 @@ class Timer(nn.Module):
             x = torch.cat([x[:, self.patch :], patches[-1]], dim=1)
         return torch.cat(patches, dim=1)[:, : self.horizon]
 
-    def _rescaled(self, x: Tensor, *, whole: bool) -> Tensor:
-        """Return s g((x - m) / s) + m, where g applies the head to all tokens at once (`whole`) or to each token."""
+    def _rescaled(self, x: Tensor, *, flat: bool) -> Tensor:
+        """Return s g((x - m) / s) + m, where g applies the head to all tokens at once (`flat`) or to each token."""
         mean = x.mean(dim=1, keepdim=True)
         scale = (x.var(dim=1, keepdim=True, correction=0) + 1e-5).sqrt()
         sequences = ((x - mean) / scale).transpose(1, 2)  # [batch, channels, length]
         # cast after scaling, since the level of the series needs float32
         tokens = self.encode(sequences.flatten(0, 1).to(self.embed.weight.dtype))
-        forecast = self.head(tokens.flatten(-2)) if whole else self.head(tokens).flatten(-2)
+        forecast = self.head(tokens.flatten(-2)) if flat else self.head(tokens).flatten(-2)
         result: Tensor = forecast.unflatten(0, sequences.shape[:2]).transpose(1, 2) * scale + mean
         return result
 

@@ -23,7 +23,7 @@ class _Edges(NamedTuple):
 
     @classmethod
     def of(cls, phase: Phase, links: Links) -> "_Edges":
-        listeners = np.repeat(np.arange(len(phase)), [len(near) for near in phase])
+        listeners = np.repeat(np.arange(len(phase)), [len(neighbours) for neighbours in phase])
         senders = np.fromiter(chain.from_iterable(phase), np.int64, len(listeners))
         return cls(listeners, senders, links.cost(senders, listeners))
 

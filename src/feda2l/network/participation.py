@@ -40,17 +40,17 @@ class Participation:
         """Return the nodes that take part in this round."""
         return _drawn(self.nodes, self.count, self.seed, round)
 
-    def alike(self, round: int) -> Hashable:
+    def condition_key(self, round: int) -> Hashable:
         return round
 
-    def away(self, node: int, round: int) -> bool:
+    def is_absent(self, node: int, round: int) -> bool:
         return round > 0 and node not in self.drawn(round)
 
     def receives(self, node: int, sender: int, round: int) -> bool:
-        return not self.away(node, round) and self.reaches(sender, node, round)
+        return not self.is_absent(node, round) and self.reaches(sender, node, round)
 
     def reaches(self, sender: int, listener: int, round: int) -> bool:
-        return not self.away(sender, round)
+        return not self.is_absent(sender, round)
 
     def rejects(self, node: int, sender: int, round: int) -> bool:
         return False

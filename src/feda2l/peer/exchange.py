@@ -74,7 +74,7 @@ class OverNetwork:
         self.rows, self.loaded = rows, {}
         self.messenger.publish(round, step, dict(self._named(rows)), self.template)
         heads = self.messenger.heads(round, step)
-        if self.is_behind(run, heads, round) and self.take_over(run, heads, own=rows):
+        if self.is_behind(run, heads, round) and self.take_over(run, heads, own_rows=rows):
             return False
         self.heads = self._of_exchange(heads, (round, step))
         return True
@@ -143,13 +143,13 @@ class OverNetwork:
         far = min(round + BEHIND, max(round + 1, run.plan.rounds))
         return any(head.size and head.round >= far for head in heads.values())
 
-    def take_over(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: NodeTensors | None = None) -> bool:
+    def take_over(self, run: LiveRun, heads: Mapping[Neighbour, Head], own_rows: NodeTensors | None = None) -> bool:
         """Continue in the round of the network from the weighted mean of the neighbours' current states.
 
         A node that lagged includes its own state. A node that was gone does not, because its state is old. Returns
         False and changes nothing if no neighbour has a state.
         """
-        latest = self._adopt(run, heads, own)
+        latest = self._adopt(run, heads, own_rows)
         if not latest:
             return False
         self.jumped = True
@@ -158,7 +158,7 @@ class OverNetwork:
         # behind it would jump ahead of it, and so on around a ring forever. A node that returns starts the next round
         # with the others. It always takes part in the last round, so that there is a round to record. When the others
         # have finished, a node that lagged has finished too: training alone would only move it away from their mean.
-        if own is None:
+        if own_rows is None:
             state.round = min(latest, rounds - 1)
         else:
             state.round = latest - 1 if latest < rounds else latest
@@ -172,7 +172,7 @@ class OverNetwork:
         for neighbour, head in heads.items():
             self.mixing_facts[neighbour.id] = MixingFacts(neighbour.id, head.samples, head.degree, head.receivers)
 
-    def _adopt(self, run: LiveRun, heads: Mapping[Neighbour, Head], own: NodeTensors | None) -> int:
+    def _adopt(self, run: LiveRun, heads: Mapping[Neighbour, Head], own_rows: NodeTensors | None) -> int:
         """Set the base to the weighted mean of current states; histories and the optimizer state stay.
 
         Returns the newest round of these states, 0 if no neighbour has a state.
@@ -184,8 +184,8 @@ class OverNetwork:
         latest = statistics.median_low(ahead)
         current = {neighbour: head for neighbour, head in heads.items() if head.round >= latest - 1}
         self.listen(current)
-        rows = _draft(run) if own is None else own
-        mixed = self._mean(rows, current, {}, itself=own is not None, whole=True)
+        rows = _draft(run) if own_rows is None else own_rows
+        mixed = self._mean(rows, current, {}, itself=own_rows is not None, normalized=True)
         if not self.senders:
             return 0
         run.state.base.copy_(mixed["model"])
@@ -210,21 +210,21 @@ class OverNetwork:
         into: NodeTensors,
         *,
         itself: bool = True,
-        whole: bool = False,
+        normalized: bool = False,
     ) -> NodeTensors:
         """The mean with the weights of the topology, one message in memory at a time, written to `into` if given.
 
         If a neighbour's message is gone or rejected in between, the neighbour is left out and the sum starts again.
         """
         present, most = dict(heads), self._believed(rows)
-        own = {self.id: dict(self._named(rows))} if itself else {}
+        by_self = {self.id: dict(self._named(rows))} if itself else {}
         while True:
             by_id = {neighbour.id: neighbour for neighbour in present}
-            weights = self._weights([*by_id, *own], whole=whole)
+            weights = self._weights([*by_id, *by_self], normalized=normalized)
             total = self._zeros(rows, into)
             for number, (id, weight) in enumerate(weights.items()):
                 neighbour = by_id.get(id)
-                term = own[id] if neighbour is None else self._load(neighbour, present[neighbour], most)
+                term = by_self[id] if neighbour is None else self._load(neighbour, present[neighbour], most)
                 if term is None:
                     assert neighbour is not None
                     del present[neighbour]
@@ -241,22 +241,22 @@ class OverNetwork:
         """
         if self.loaded:
             return
-        most, found = self._believed(self.rows), {self.id: self.rows}
+        most, states = self._believed(self.rows), {self.id: self.rows}
         for neighbour, head in self.heads.items():
             if self.chosen and neighbour.id not in self.chosen:
                 continue
             if (loaded := self._load(neighbour, head, most)) is not None:
-                found[neighbour.id] = self._padded(self.rows, loaded)
-        self.loaded = dict(sorted(found.items()))
+                states[neighbour.id] = self._padded(self.rows, loaded)
+        self.loaded = dict(sorted(states.items()))
         self.senders = tuple(id for id in self.loaded if id != self.id)
 
-    def _weights(self, present: Iterable[int], *, whole: bool = False) -> dict[int, Tensor]:
-        """The weight of every present node by id: this node's row of W; `whole` scales it to sum to 1."""
+    def _weights(self, present: Iterable[int], *, normalized: bool = False) -> dict[int, Tensor]:
+        """The weight of every present node by id: this node's row of W; `normalized` scales it to sum to 1."""
         facts = self.messenger.facts
-        own = MixingFacts(self.id, facts.samples, facts.degree, facts.receivers)
-        closed = [known for _, known in sorted((self.mixing_facts | {self.id: own}).items())]
+        itself = MixingFacts(self.id, facts.samples, facts.degree, facts.receivers)
+        closed = [known for _, known in sorted((self.mixing_facts | {self.id: itself}).items())]
         ids = sorted(present)
-        of = mean_weights if whole else row_weights
+        of = mean_weights if normalized else row_weights
         weights = of(self.weights, self.id, closed, ids, push=self.push)
         return dict(zip(ids, weights, strict=True))
 
@@ -303,6 +303,6 @@ def _draft(run: LiveRun, trained: Tensor | None = None) -> NodeTensors:
     Publishing may change the state of the algorithm, so it works on a copy.
     """
     view = run.view(range(1))
-    copies = [{name: values.clone() for name, values in kept.items()} for kept in (view.state, view.small_state)]
+    copies = [{name: values.clone() for name, values in tensors.items()} for tensors in (view.state, view.small_state)]
     draft = replace(view, trained=view.base if trained is None else trained, state=copies[0], small_state=copies[1])
     return run.plan.algorithm.publish(draft) | run.attached()

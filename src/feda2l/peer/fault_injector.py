@@ -29,7 +29,7 @@ class PlannedFaults:
 
     def rejoins(self, round: int) -> bool:
         """A node that crashed or hung rejoins without this; it applies only to a node that still runs."""
-        return self.plan.rejoins(self.node, round) is not None and not self.plan.away(self.node, round - 1)
+        return self.plan.rejoins(self.node, round) is not None and not self.plan.is_absent(self.node, round - 1)
 
     def receives(self, sender: int, round: int) -> bool:
         """Does the message of the sender arrive? A damaged message arrives too, and is rejected.

@@ -107,20 +107,20 @@ class NodeLog:
         return self._file.lost if self._file else 0
 
     def debug(self, event: Event, /, **fields: Any) -> None:
-        self._say(logging.DEBUG, event, fields)
+        self._write(logging.DEBUG, event, fields)
 
     def info(self, event: Event, /, **fields: Any) -> None:
-        self._say(logging.INFO, event, fields)
+        self._write(logging.INFO, event, fields)
 
     def warning(self, event: Event, /, **fields: Any) -> None:
-        self._say(logging.WARNING, event, fields)
+        self._write(logging.WARNING, event, fields)
 
     def error(self, event: Event, /, **fields: Any) -> None:
-        self._say(logging.ERROR, event, fields)
+        self._write(logging.ERROR, event, fields)
 
     def exception(self, event: Event, error: BaseException, /, **fields: Any) -> None:
         """Log an unexpected error with its traceback."""
-        self._say(logging.ERROR, event, {**fields, "error": error, "traceback": _where(error)})
+        self._write(logging.ERROR, event, {**fields, "error": error, "traceback": _where(error)})
 
     def adopt(self, name: str = "feda2l") -> None:
         """Redirect the lines of `logging.getLogger(name)` and its children to this log until `close`.
@@ -154,7 +154,7 @@ class NodeLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _say(self, level: int, event: Event, fields: dict[str, Any]) -> None:
+    def _write(self, level: int, event: Event, fields: dict[str, Any]) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.handle(self._record(level, event, fields))
 
@@ -199,7 +199,7 @@ class _Adopted(logging.Handler):
             fields: dict[str, Any] = {"source": record.name, "text": record.getMessage()}
             if record.exc_info and record.exc_info[1]:
                 fields["traceback"] = _where(record.exc_info[1])
-            self.log._say(record.levelno, "message", fields)
+            self.log._write(record.levelno, "message", fields)
         except Exception:  # for example a format string that does not fit its arguments
             self.log.error("message", source=record.name, text=str(record.msg))
 

@@ -65,7 +65,7 @@ class Messenger:
         authority: Authority | None = None,
         rounds: int = MOST["round"],
         exchanges: int = 1,
-        kept: int = 2,
+        history: int = 2,
         listeners: Sequence[Neighbour] = (),
         fault_injector: FaultInjector | None = None,
         rejected: Callable[[Neighbour, RejectedMessage, bool], None] = lambda neighbour, refused, quarantined: None,
@@ -81,7 +81,7 @@ class Messenger:
         )
         self.rounds = rounds  # of the run: no node can be further
         self.exchanges = exchanges  # per round
-        self.mailbox = Mailbox(kept)
+        self.mailbox = Mailbox(history)
         self.received = 0  # bytes
         self._lasted: deque[float] = deque(maxlen=KEPT)  # seconds of the last rounds
         self._spare: bytearray | None = None  # memory of a used message
@@ -146,25 +146,25 @@ class Messenger:
         waited for again as soon as it keeps up.
         """
         self._leaps.clear()
-        asked = [neighbour for neighbour in self.neighbours if self._asked(neighbour, round)]
+        reachable = [neighbour for neighbour in self.neighbours if self._can_ask(neighbour, round)]
         alone = bool(self.neighbours) and not any(neighbour.present for neighbour in self.neighbours)
-        found = self._answers(asked, round, step)
-        found |= self._confirmed(list(found.values()), asked)
-        if alone and not found:
+        answered = self._answers(reachable, round, step)
+        answered |= self._confirmed(list(answered.values()), reachable)
+        if alone and not answered:
             self._keep_pace()
-        if len(found) == len(self.neighbours) == self.facts.receivers and self._mutual:
+        if len(answered) == len(self.neighbours) == self.facts.receivers and self._mutual:
             # all of them have received the previous message, so its memory can store what they send
             self._spare = self._spare or self.mailbox.make_room()
-        return dict(sorted(found.items(), key=lambda item: item[0].id))
+        return dict(sorted(answered.items(), key=lambda item: item[0].id))
 
     def _keep_pace(self) -> None:
         """Wait until the usual end of a round: a node alone would run ahead, and returning nodes would skip rounds."""
         if self._lasted:
             time.sleep(max(0.0, self.began + statistics.median(self._lasted) - time.monotonic()))
 
-    def _answers(self, asked: Sequence[Neighbour], round: int, step: int) -> dict[Neighbour, Head]:
+    def _answers(self, reachable: Sequence[Neighbour], round: int, step: int) -> dict[Neighbour, Head]:
         """The heads of the neighbours that answer in time; a neighbour whose request raises counts as silent."""
-        answers = {neighbour: self._pool.submit(self._head, neighbour, round, step) for neighbour in asked}
+        answers = {neighbour: self._pool.submit(self._head, neighbour, round, step) for neighbour in reachable}
         wait(answers.values())
         heads = {neighbour: answer.result() for neighbour, answer in answers.items() if not answer.exception()}
         return {neighbour: head for neighbour, head in heads.items() if head is not None}
@@ -177,17 +177,17 @@ class Messenger:
         `after` is our last round. A neighbour that never waits for us gives the head of the next round as long as it
         has it.
         """
-        found: dict[Neighbour, Head] = {}
+        heads: dict[Neighbour, Head] = {}
         until = time.monotonic() + seconds
         while True:
             for neighbour in self.neighbours:
-                if neighbour not in found and (head := self._ask_head(neighbour, NEWEST, GLANCE)) is not None:
+                if neighbour not in heads and (head := self._ask_head(neighbour, NEWEST, GLANCE)) is not None:
                     last = self._last(neighbour, head)
-                    said = last if after is None else self._next(neighbour, last, after)
-                    if said is not None:
-                        found[neighbour] = said
-            if len(found) == len(self.neighbours) or time.monotonic() > until or enough(found):
-                return found
+                    chosen = last if after is None else self._next(neighbour, last, after)
+                    if chosen is not None:
+                        heads[neighbour] = chosen
+            if len(heads) == len(self.neighbours) or time.monotonic() > until or enough(heads):
+                return heads
             time.sleep(PAUSE)
 
     def load(self, neighbour: Neighbour, head: Head, template: Template, most: float) -> dict[str, Tensor] | None:
@@ -261,7 +261,7 @@ class Messenger:
         """Do all neighbours also receive from us?"""
         return all(neighbour.config.direction == "both" for neighbour in self.neighbours)
 
-    def _asked(self, neighbour: Neighbour, round: int) -> bool:
+    def _can_ask(self, neighbour: Neighbour, round: int) -> bool:
         if neighbour.quarantined(round):
             return False
         return self.fault_injector is None or self.fault_injector.receives(neighbour.id, round)
@@ -309,15 +309,15 @@ class Messenger:
         following = self._ask_head(neighbour, f"head/{after + 1}/0", GLANCE, (after + 1, 0))
         return head if following is not None and following.round > after + 1 else following
 
-    def _confirmed(self, found: Sequence[Head], asked: Sequence[Neighbour]) -> dict[Neighbour, Head]:
+    def _confirmed(self, heads: Sequence[Head], neighbours: Sequence[Neighbour]) -> dict[Neighbour, Head]:
         """The leaps that most reachable neighbours made too: then this node is slow and the leaps are true.
 
         A node with only one neighbour cannot ask another one, so it accepts the leap.
         """
         if not self._leaps:
             return {}
-        reachable = sum(self.transport.alive(neighbour.name) for neighbour in asked)
-        claimed = [head.round for head in (*found, *self._leaps.values())]
+        reachable = sum(self.transport.alive(neighbour.name) for neighbour in neighbours)
+        claimed = [head.round for head in (*heads, *self._leaps.values())]
         return {
             neighbour: self._last(neighbour, head)
             for neighbour, head in self._leaps.items()

@@ -261,8 +261,8 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    whole = colon and bare and (bare == host) == (":" not in bare)
-    if not (whole and port.isascii() and port.isdigit() and int(port) < 65536):
+    complete = colon and bare and (bare == host) == (":" not in bare)
+    if not (complete and port.isascii() and port.isdigit() and int(port) < 65536):
         raise FedA2LError('expected HOST:PORT, for example "127.0.0.1:9450"', key="monitor.address", value=address)
     return bare, int(port)
 

@@ -61,7 +61,7 @@ class PeerNode:
         self.fault_injector = PlannedFaults.load(config.faults, config.id, self.plan.network) if config.faults else None
         self.transport = transport
         self.alone = 0  # rounds without a message from any neighbour
-        self.away: set[str] = set()  # neighbours that the log reported as away
+        self.absent: set[str] = set()  # neighbours that the log reported as away
         self.sent = 0  # bytes
         self.saved: float | None = None  # the time of the last checkpoint
         self.stopping = False
@@ -128,7 +128,7 @@ class PeerNode:
             rounds=plan.rounds,
             exchanges=plan.algorithm.gossip,
             listeners=self._listeners(config),
-            kept=2 if all(near.direction == "both" for near in config.neighbours) else plan.network + 1,
+            history=2 if all(entry.direction == "both" for entry in config.neighbours) else plan.network + 1,
             fault_injector=self.fault_injector,
             rejected=self._rejected,
         )
@@ -143,7 +143,7 @@ class PeerNode:
     def _listeners(self, config: NodeConfig) -> list[Neighbour]:
         """The nodes that only receive from this node."""
         deadline = self._deadline(config)
-        return [Neighbour(near, deadline, config.limits) for near in config.receivers if near.direction == "out"]
+        return [Neighbour(entry, deadline, config.limits) for entry in config.receivers if entry.direction == "out"]
 
     def _deadline(self, config: NodeConfig) -> DeadlineConfig:
         """The deadline; a fault plan replaces it by a fixed one, so that only the plan decides what is late."""
@@ -167,8 +167,10 @@ class PeerNode:
         heads = self._meet(BACK * deadline.least if before or searches else deadline.most)
         self.log.info("met", neighbours=[neighbour.name for neighbour in heads])
         if not before and not searches:
-            steps = {exchange.id: plan.steps[0]} | {near.id: max(1, head.steps) for near, head in heads.items()}
-            setting = replace(plan.setting, near_steps=(tuple(steps[id] for id in sorted(steps)),))
+            steps = {exchange.id: plan.steps[0]} | {
+                neighbour.id: max(1, head.steps) for neighbour, head in heads.items()
+            }
+            setting = replace(plan.setting, neighbour_steps=(tuple(steps[id] for id in sorted(steps)),))
             state.rates = exchange.start_rates(plan.rule, setting)
         with one_thread():
             rejoined = exchange.is_behind(self.live, heads, before) and exchange.take_over(self.live, heads)
@@ -231,13 +233,13 @@ class PeerNode:
             received=f"{len(exchange.senders)} of {len(self.messenger.neighbours)}",
             seconds=round_off(sum(done.seconds.values())),
         )
-        self._say_who_is_away()
+        self._log_presence()
         return max(recorded, round)
 
-    def _say_who_is_away(self) -> None:
+    def _log_presence(self) -> None:
         for neighbour in self.messenger.neighbours:
-            if neighbour.present == (neighbour.name in self.away):
-                self.away ^= {neighbour.name}
+            if neighbour.present == (neighbour.name in self.absent):
+                self.absent ^= {neighbour.name}
                 if neighbour.present:
                     self.log.info("back", neighbour=neighbour.name, last_received=neighbour.received)
                 else:
@@ -271,12 +273,12 @@ class PeerNode:
             if config.model_dump(exclude=fixed) != self.config.model_dump(exclude=fixed):
                 self.log.warning("restart_needed", text="only neighbours, limits, deadline and security were reloaded")
             known = {neighbour.name: neighbour for neighbour in self.messenger.neighbours}
-            near = []
+            neighbours = []
             for entry in config.receives:
                 neighbour = known.get(entry.name) or Neighbour(entry, config.deadline, config.limits, present=False)
                 neighbour.config, neighbour.limits = entry, config.limits
                 neighbour.deadline = self._deadline(config)
-                near.append(neighbour)
+                neighbours.append(neighbour)
         except FedA2LError as error:
             self.log.error("reload_failed", error=str(error), what_now="the node continues with the previous config")
             return
@@ -284,11 +286,11 @@ class PeerNode:
         self.exchange.norm_limit = config.limits.norm
         reconnect(self.messenger.transport, config)  # the links are down: if they cannot be restored, the node ends
         facts = self.messenger.facts._replace(degree=len(config.receives), receivers=len(config.receivers))
-        self.messenger.meet(near, self._listeners(config), facts, identity, authority)
-        ids = {neighbour.id for neighbour in near}
+        self.messenger.meet(neighbours, self._listeners(config), facts, identity, authority)
+        ids = {neighbour.id for neighbour in neighbours}
         self.exchange.mixing_facts = {id: known for id, known in self.exchange.mixing_facts.items() if id in ids}
         self.expires = identity.until.timestamp() if identity else None
-        self.log.info("reloaded", neighbours=[neighbour.name for neighbour in near])
+        self.log.info("reloaded", neighbours=[neighbour.name for neighbour in neighbours])
 
     def _rejected(self, neighbour: Neighbour, refused: RejectedMessage, quarantined: bool) -> None:
         self.monitor.rejected(neighbour.name, refused.reason)
@@ -374,8 +376,8 @@ def assemble_node(config: NodeConfig, data: Path | None, folder: RunFolder) -> t
 
 def _strange(folder: Path) -> str:
     """The name of a file in the folder that no node wrote; "" if there is none."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return next((p.name for p in found if p.suffix != ".partial" and not p.name.startswith(FILE)), "")
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return next((p.name for p in entries if p.suffix != ".partial" and not p.name.startswith(FILE)), "")
 
 
 def round_off(value: float | None) -> float | None:

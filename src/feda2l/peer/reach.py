@@ -10,7 +10,7 @@ from feda2l.peer.connect import credentials
 PATIENCE = 3.0  # seconds
 
 
-def say_who_answers(config: NodeConfig) -> None:
+def report_reachable(config: NodeConfig) -> None:
     """Print the state of the certificates, of this node's address and of every neighbour, which may still be down."""
     _, identity = credentials(config)
     if identity is None:

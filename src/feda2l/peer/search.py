@@ -25,8 +25,8 @@ def search(engine: Engine, run: LiveRun, exchange: OverNetwork, meet: Callable[[
     rate_search, seed = run.plan.algorithm.rate_search, run.plan.member.training.seed
     id, messenger = exchange.id, exchange.messenger
     assert rate_search is not None
-    own = try_out(engine, run, [rate_search.draw(seed, id)])[0]
-    message = {"trials": _packed(own)}
+    first = try_out(engine, run, [rate_search.draw(seed, id)])[0]
+    message = {"trials": _packed(first)}
     template = Template.of(message)
     messenger.publish(0, 0, message, template)
     meet()
@@ -34,11 +34,11 @@ def search(engine: Engine, run: LiveRun, exchange: OverNetwork, meet: Callable[[
     for neighbour, head in messenger.heads(0, 0).items():
         if head.round == 0 and (loaded := messenger.load(neighbour, head, template, math.inf)):
             received += _unpacked(loaded["trials"])
-    tried = try_out(engine, run, [rate_search.shortlist(own, received, seed, id)])[0]
-    rate = rate_search.decide(own, received, tried)
+    tried = try_out(engine, run, [rate_search.shortlist(first, received, seed, id)])[0]
+    rate = rate_search.decide(first, received, tried)
     small_state = run.state.small_state
     small_state["found"][0] = rate
-    small_state["epochs"][0] = (len(own) + len(tried)) * rate_search.eval_epochs
+    small_state["epochs"][0] = (len(first) + len(tried)) * rate_search.eval_epochs
     run.restart_rates([rate])
     return rate
 

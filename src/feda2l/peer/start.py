@@ -37,7 +37,7 @@ def start_node(path: Path, *, insecure: bool, data: Path | None, log_json: bool)
 
 def check_node(path: Path, *, insecure: bool, data: Path | None) -> None:
     """Check whether a node could start: config, certificates, data, and which neighbours answer."""
-    from feda2l.peer.reach import say_who_answers
+    from feda2l.peer.reach import report_reachable
 
     config = NodeConfig.load(path, insecure=insecure)
     senders = ", ".join(neighbour.name for neighbour in config.receives) or "no other node"
@@ -45,4 +45,4 @@ def check_node(path: Path, *, insecure: bool, data: Path | None) -> None:
     assembled, _ = assemble_node(config, data, RunFolder(config.state))
     spec, samples = assembled.spec, len(assembled.live.plan.member.shards[0])
     print(f"{config.spec}: {spec.model.name} on {spec.data.name}, {samples} training samples, {spec.algorithm.name}")
-    say_who_answers(config)
+    report_reachable(config)

@@ -53,6 +53,6 @@ def reason_of(line: str) -> str:
     text = COLOUR.sub("", line)
     if NOT_NEAR in text:
         return "not a neighbour's certificate"
-    _, tls, words = text.partition("zenoh_link_tls::unicast: ")
+    _, tls, reason = text.partition("zenoh_link_tls::unicast: ")
     # cut the time of day: every moment would be a new reason and would be logged
-    return re.split(r"\. Hint|: verification time", words)[0].strip()[:100] if tls else ""
+    return re.split(r"\. Hint|: verification time", reason)[0].strip()[:100] if tls else ""

@@ -27,7 +27,7 @@ class Setting:
     momentum: float = 0.0  # the optimizer's momentum
     seed: int = 0
     steps: tuple[int, ...] = ()  # local steps per round of each of `nodes`
-    near_steps: tuple[tuple[int, ...], ...] = ()  # the same for each node's closed neighbourhood
+    neighbour_steps: tuple[tuple[int, ...], ...] = ()  # the same for each node's closed neighbourhood
     sizes: tuple[int, ...] = ()  # trainable parameters of each layer
     factors: tuple[float, ...] = ()  # on the base rate, one per node, if the nodes have different base rates
 
@@ -38,7 +38,7 @@ class Setting:
         assert isinstance(self.base, float)
         return [replace(self, base=self.base * factor, factors=()) for factor in self.factors]
 
-    def demand(self, rule: str, *keys: Literal["steps", "near_steps", "sizes"]) -> None:
+    def demand(self, rule: str, *keys: Literal["steps", "neighbour_steps", "sizes"]) -> None:
         """Raise unless each of these is given, with one positive entry per node (per layer for `sizes`)."""
         for key in keys:
             values: tuple[int | tuple[int, ...], ...] = getattr(self, key)

@@ -22,19 +22,19 @@ class RatesByNode(Rates):
 
     def __init__(self, rule: Rule, setting: Setting) -> None:
         super().__init__(setting)
-        self.own = [rule.start(one) for one in _one_by_one(setting)]
+        self.rates_of = [rule.start(one) for one in _one_by_one(setting)]
         self._gather()
 
     def step(self, round: int, signals: Signals, nodes: Sequence[int] | None = None) -> None:
         """End the round of these nodes (default: all); `signals` has one row per node, absent ones included."""
-        for node in range(len(self.own)) if nodes is None else nodes:
+        for node in range(len(self.rates_of)) if nodes is None else nodes:
             rows = (None if values is None else values[node : node + 1] for values in signals)
-            self.own[node].step(round, Signals(*rows))  # type: ignore[arg-type]
+            self.rates_of[node].step(round, Signals(*rows))  # type: ignore[arg-type]
         self._gather()
 
     def skip(self, round: int, nodes: Sequence[int] | None = None) -> None:
-        for node in range(len(self.own)) if nodes is None else nodes:
-            self.own[node].skip(round)
+        for node in range(len(self.rates_of)) if nodes is None else nodes:
+            self.rates_of[node].skip(round)
         self._gather()
 
     def advance(self, round: int, signals: Signals, mixed: Sequence[int], alone: Sequence[int]) -> None:
@@ -42,28 +42,28 @@ class RatesByNode(Rates):
         self.skip(round, alone)
 
     def momentum_of(self, node: int) -> float | None:
-        return self.own[node].momentum
+        return self.rates_of[node].momentum
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of each node under its id: `3.divergence_history` is [rounds, 1, layers] of node 3."""
         return {
             f"{id}.{key}": value
-            for id, own in zip(self.setting.nodes, self.own, strict=True)
-            for key, value in own.state_dict().items()
+            for id, one in zip(self.setting.nodes, self.rates_of, strict=True)
+            for key, value in one.state_dict().items()
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        for id, own in zip(self.setting.nodes, self.own, strict=True):
+        for id, one in zip(self.setting.nodes, self.rates_of, strict=True):
             prefix = f"{id}."
-            own.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+            one.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
         self._gather()
 
     def _gather(self) -> None:
         """Collect the rates of all nodes as rows."""
-        self.base = torch.cat([own.base for own in self.own])
-        self.rates = torch.cat([own.rates for own in self.own])
-        self.multiplier = torch.cat([own.multiplier for own in self.own])
-        self.momentum = self.own[0].momentum
+        self.base = torch.cat([one.base for one in self.rates_of])
+        self.rates = torch.cat([one.rates for one in self.rates_of])
+        self.multiplier = torch.cat([one.multiplier for one in self.rates_of])
+        self.momentum = self.rates_of[0].momentum
 
 
 def _one_by_one(setting: Setting) -> Iterator[Setting]:
@@ -74,6 +74,6 @@ def _one_by_one(setting: Setting) -> Iterator[Setting]:
             setting,
             nodes=(id,),
             steps=setting.steps[part],
-            near_steps=setting.near_steps[part],
+            neighbour_steps=setting.neighbour_steps[part],
             factors=setting.factors[part],
         )

@@ -56,8 +56,8 @@ def mean_multipliers(folder: str) -> list[float]:
             return means
         rounds = [from_line(line) for line in records.read_text().splitlines()]
         # a node that was absent in a round has no multiplier in it
-        there = [[row for row in round["layers"]["multiplier"] if None not in row] for round in rounds]
-        return [float(torch.tensor(rows, dtype=torch.float64).mean()) for rows in there]
+        adapted = [[row for row in round["layers"]["multiplier"] if None not in row] for round in rounds]
+        return [float(torch.tensor(rows, dtype=torch.float64).mean()) for rows in adapted]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise FedA2LError(
             f"rates.paired = {folder!r}: {records} cannot be read as the record of a run: {error}"

@@ -69,17 +69,17 @@ class FedA2LRule(Rule):
     measured: Literal["all", "weight"] | None = None
 
     def __post_init__(self) -> None:
-        def demand(sound: bool, key: str, words: str) -> None:
-            if not sound:
-                raise FedA2LError(f"rates.{key} = {getattr(self, key)}: {words}")
+        def demand(valid: bool, key: str, message: str) -> None:
+            if not valid:
+                raise FedA2LError(f"rates.{key} = {getattr(self, key)}: {message}")
 
-        def whole(value: int | None, least: int) -> bool:
+        def at_least(value: int | None, least: int) -> bool:
             return value is None or value >= least
 
         _demand_types(self)
         demand(self.preset in PRESETS, "preset", f"must be one of {', '.join(PRESETS)}")
-        demand(whole(self.warmup_rounds, 0), "warmup_rounds", "must be 0 or more rounds")
-        demand(whole(self.window, 2), "window", "must be 2 or more rounds: one value has no standard deviation")
+        demand(at_least(self.warmup_rounds, 0), "warmup_rounds", "must be 0 or more rounds")
+        demand(at_least(self.window, 2), "window", "must be 2 or more rounds: one value has no standard deviation")
         demand(
             self.window_form in ("sample", "printed"),
             "window_form",
@@ -94,8 +94,8 @@ class FedA2LRule(Rule):
         for key in ("warmup_factor", "bn_warmup_factor"):
             demand(getattr(self, key) is None or 0 <= getattr(self, key) < float("inf"), key, "must be 0 or more")
         clip = self.lr_clip
-        sound = clip is None or (len(clip) == 2 and 0 <= clip[0] <= clip[1])
-        demand(sound, "lr_clip", "must be [low, high] with 0 <= low <= high")
+        valid = clip is None or (len(clip) == 2 and 0 <= clip[0] <= clip[1])
+        demand(valid, "lr_clip", "must be [low, high] with 0 <= low <= high")
         for key, choices in CHOICES.items():
             demand(getattr(self, key) in (None, *choices), key, f"must be one of {', '.join(choices)}")
 
@@ -170,7 +170,7 @@ class FedA2LRates(Rates):
         self.rates = self.base * torch.tensor(factors, dtype=torch.float64)
         empty = torch.empty(0, *self.rates.shape, dtype=torch.float64)
         self.history = Signals(empty, empty)
-        self.kept = self.window + (rule.window_form == "printed")  # rounds of the histories
+        self.rounds_kept = self.window + (rule.window_form == "printed")  # rounds of the histories
         self.adaptations = 0
 
     def step(self, round: int, signals: Signals) -> None:
@@ -215,7 +215,7 @@ class FedA2LRates(Rates):
     def _append(self, current: Signals) -> Signals:
         return Signals(
             *(
-                torch.cat([old, new.unsqueeze(0)])[-self.kept :]
+                torch.cat([old, new.unsqueeze(0)])[-self.rounds_kept :]
                 for old, new in zip(self.history[:2], current[:2], strict=True)
             )
         )

@@ -34,8 +34,11 @@ class Flare(Rule):
 class _FlareRates(Rates):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        setting.demand("flare", "steps", "near_steps")
-        factors = [sum(near) / (len(near) * own) for own, near in zip(setting.steps, setting.near_steps, strict=True)]
+        setting.demand("flare", "steps", "neighbour_steps")
+        factors = [
+            sum(neighbourhood) / (len(neighbourhood) * steps)
+            for steps, neighbourhood in zip(setting.steps, setting.neighbour_steps, strict=True)
+        ]
         self.multiplier *= torch.tensor(factors, dtype=torch.float64).unsqueeze(1)
         self.rates = self.base * self.multiplier
 

@@ -16,18 +16,18 @@ def locked_folders() -> LockedFolders:
         lines = LOCKS.read_text().splitlines()
     except OSError:
         return frozenset()
-    found = set()
+    locked = set()
     for line in lines:  # 1: FLOCK  ADVISORY  WRITE 16560 fe:00:2679206 0 EOF
-        words = line.split()
-        if len(words) > 5 and words[1] == "FLOCK" and words[5].count(":") == 2:
-            major, minor, inode = words[5].split(":")
-            found.add((int(major, 16), int(minor, 16), int(inode)))
-    return frozenset(found)
+        fields = line.split()
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].count(":") == 2:
+            major, minor, inode = fields[5].split(":")
+            locked.add((int(major, 16), int(minor, 16), int(inode)))
+    return frozenset(locked)
 
 
 def is_locked(folder: Path, locked: LockedFolders) -> bool:
     try:
-        found = os.stat(folder)
+        status = os.stat(folder)
     except OSError:
         return False
-    return (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) in locked
+    return (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in locked

@@ -35,7 +35,7 @@ class Tail:
                     part += file.readline()
         except OSError:  # the file does not exist yet, or no longer
             return []
-        whole = part[: part.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        self._mark = (self._mark + whole[-MARK:])[-MARK:]
-        return whole.splitlines()
+        complete = part[: part.rfind(b"\n") + 1]
+        self.offset += len(complete)
+        self._mark = (self._mark + complete[-MARK:])[-MARK:]
+        return complete.splitlines()

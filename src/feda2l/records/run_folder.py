@@ -100,29 +100,29 @@ class RunFolder:
         """
         for path in (self.rounds, self.timings):
             lines = _lines(path)
-            kept = [line for line in lines[:round] if line.endswith(b"\n")]
-            if len(kept) < round and path == self.rounds:
+            wanted = [line for line in lines[:round] if line.endswith(b"\n")]
+            if len(wanted) < round and path == self.rounds:
                 raise FedA2LError(
-                    f"{path}: has {len(kept)} complete rounds, but the checkpoint is at round {round}; "
+                    f"{path}: has {len(wanted)} complete rounds, but the checkpoint is at round {round}; "
                     "restore the file from a copy, or start again in another folder",
                     see="records-damaged",
                 )
-            _check_numbers(path, kept)
+            _check_numbers(path, wanted)
             if path == self.rounds:
-                kept = [
+                wanted = [
                     line if due(number) else to_line(unscored(from_line(line))).encode()
-                    for number, line in enumerate(kept, start=1)
+                    for number, line in enumerate(wanted, start=1)
                 ]
-            if kept != lines:
-                self.write(path, b"".join(kept))
+            if wanted != lines:
+                self.write(path, b"".join(wanted))
 
     def read(self) -> list[RoundRecord]:
         """Return the records of all rounds; an incomplete last line is left out."""
-        return [from_line(line) for line in _whole_lines(self.rounds)]
+        return [from_line(line) for line in _complete_lines(self.rounds)]
 
     def read_timings(self) -> list[RoundTimings]:
         """Return the timings of all rounds; an incomplete last line is left out."""
-        return [json.loads(line) for line in _whole_lines(self.timings)]
+        return [json.loads(line) for line in _complete_lines(self.timings)]
 
     def write_tables(self) -> bool:
         """Write `rounds.parquet` (one row per node and round) and `layers.parquet` (one per node, layer and round).
@@ -152,7 +152,7 @@ def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.exists() else []
 
 
-def _whole_lines(path: Path) -> list[bytes]:
+def _complete_lines(path: Path) -> list[bytes]:
     """Return the lines of a file; an incomplete last line is left out."""
     return [line for line in _lines(path) if line.endswith(b"\n")]
 
@@ -161,12 +161,12 @@ def _check_numbers(path: Path, lines: list[bytes]) -> None:
     """Check that every kept line is the record of its round."""
     for number, line in enumerate(lines, start=1):
         try:
-            found = json.loads(line)["round"]
+            number_read = json.loads(line)["round"]
         except (ValueError, KeyError, TypeError) as error:
             raise FedA2LError(
                 f"{path}: line {number} is not a round's record ({error})", see="records-damaged"
             ) from error
-        if found != number:
+        if number_read != number:
             raise FedA2LError(
-                f"{path}: line {number} should be round {number}, but it is round {found}", see="records-damaged"
+                f"{path}: line {number} should be round {number}, but it is round {number_read}", see="records-damaged"
             )

@@ -57,7 +57,7 @@ def adapt(run: LiveRun, nodes: Sequence[int], signals: Signals, *, jumped: bool)
     change = (rates.multiplier - trained_with).abs_().amax(dim=1)
     # one list per tensor, not one per row: a network may have thousands of nodes
     tensors = before, trained_with, signals.divergence, signals.stability, least, largest, change
-    adapted = [Adapted(*own) for own in zip(*(values.tolist() for values in tensors), strict=True)]
+    adapted = [Adapted(*row) for row in zip(*(values.tolist() for values in tensors), strict=True)]
     if len(observing) == run.plan.nodes:
         return adapted
     unknown: Row = [None] * len(run.plan.layers)
@@ -65,8 +65,8 @@ def adapt(run: LiveRun, nodes: Sequence[int], signals: Signals, *, jumped: bool)
     return [
         Adapted(unknown, unknown, unknown, unknown, None, None, None)
         if node not in acting
-        else own
+        else row
         if node in observing
-        else own._replace(stability=unknown)
-        for node, own in enumerate(adapted)
+        else row._replace(stability=unknown)
+        for node, row in enumerate(adapted)
     ]

@@ -12,8 +12,8 @@ def compare(run: LiveRun) -> None:
     models = state.models()
     same = first_equal(models)
     counted = list(run.counted)
-    alike = len({same[node] for node in counted}) == 1
-    agreed = run.collectives.agree([values[counted[0]] for values in models] if alike else None)
+    all_equal = len({same[node] for node in counted}) == 1
+    agreed = run.collectives.agree([values[counted[0]] for values in models] if all_equal else None)
     run.compared = ModelComparison(same, agreed)
     if agreed:
         return
@@ -34,13 +34,13 @@ def first_equal(matrices: list[Tensor]) -> list[int]:
     """For each row, return the first row that equals it in all of these tensors."""
     width = matrices[0].shape[1]
     probe = matrices[0][:, :: max(1, width // 64)].cpu()  # a few columns tell most models apart
-    found: dict[bytes, list[int]] = {}
+    by_probe: dict[bytes, list[int]] = {}
     first = []
     for row in range(len(probe)):
-        alike = found.setdefault(probe[row].numpy().tobytes(), [])
-        same = next((other for other in alike if all(torch.equal(m[row], m[other]) for m in matrices)), None)
+        candidates = by_probe.setdefault(probe[row].numpy().tobytes(), [])
+        same = next((other for other in candidates if all(torch.equal(m[row], m[other]) for m in matrices)), None)
         if same is None:
-            alike.append(row)
+            candidates.append(row)
         first.append(row if same is None else same)
     return first
 

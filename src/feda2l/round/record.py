@@ -40,17 +40,17 @@ def make_record(run: LiveRun, nodes: Sequence[int], losses: Sequence[float], ada
         "disagreement": float(disagreement.sum()),
         "bytes_sent": sum(sent),
         "simulated_seconds": 0.0 if clock is None else clock.seconds,
-        "multiplier_min": min(known(own.least for own in layers)),
-        "multiplier_max": max(known(own.largest for own in layers)),
-        "multiplier_change": max(known(own.change for own in layers)),
+        "multiplier_min": min(known(row.least for row in layers)),
+        "multiplier_max": max(known(row.largest for row in layers)),
+        "multiplier_change": max(known(row.change for row in layers)),
         "nodes": _node_columns(run, list(loss), sent),
         "layers": {
             "name": [layer.name for layer in plan.layers],
             "disagreement": disagreement.tolist(),
-            "rate": [own.rate for own in layers],
-            "multiplier": [own.multiplier for own in layers],
-            "divergence": [own.divergence for own in layers],
-            "stability": [own.stability for own in layers],
+            "rate": [row.rate for row in layers],
+            "multiplier": [row.multiplier for row in layers],
+            "divergence": [row.divergence for row in layers],
+            "stability": [row.stability for row in layers],
         },
     }
     if clock is None:
@@ -68,12 +68,12 @@ def _node_columns(run: LiveRun, losses: list[float | None], sent: list[int]) -> 
     return columns
 
 
-def add_scores(record: RoundRecord | Evaluation, prefix: str, found: Sequence[Mapping[str, float] | None]) -> None:
+def add_scores(record: RoundRecord | Evaluation, prefix: str, scores: Sequence[Mapping[str, float] | None]) -> None:
     """Add every node's scores to a record, and the mean, standard deviation and worst value over nodes.
 
-    `found` is None or empty for a node that was absent or has no samples to be scored on.
+    `scores` is None or empty for a node that was absent or has no samples to be scored on.
     """
-    measured = [values for values in found if values]
+    measured = [values for values in scores if values]
     if not measured:
         return
     first, *_ = measured[0]
@@ -81,7 +81,7 @@ def add_scores(record: RoundRecord | Evaluation, prefix: str, found: Sequence[Ma
     values = [values[first] for values in measured]
     figures[f"{prefix}{first}_std"] = float(torch.tensor(values, dtype=torch.float64).std(correction=0))
     figures[f"{prefix}{first}_worst"] = min(values) if first == "accuracy" else max(values)
-    of_nodes = {prefix + name: [values[name] if values else None for values in found] for name in measured[0]}
+    of_nodes = {prefix + name: [values[name] if values else None for values in scores] for name in measured[0]}
     update_scores(record, figures, of_nodes)
 
 

@@ -185,8 +185,8 @@ class ModelComparison(NamedTuple):
 class LiveRun:
     """One run of a pack: its plan, its state and its exchange.
 
-    `whole` is the plan of all nodes. It differs from `plan` if the nodes are on several processes, which `collectives`
-    connects.
+    `network_plan` is the plan of all nodes. It differs from `plan` if the nodes are on several processes, which
+    `collectives` connects.
     """
 
     state: RunState  # from `join` on
@@ -196,11 +196,11 @@ class LiveRun:
         plan: RunPlan,
         exchange: Exchange,
         *,
-        whole: RunPlan | None = None,
+        network_plan: RunPlan | None = None,
         collectives: Collectives | None = None,
     ) -> None:
         self.plan, self.exchange = plan, exchange
-        self.whole = plan if whole is None else whole
+        self.network_plan = plan if network_plan is None else network_plan
         self.collectives: Collectives = OneProcess() if collectives is None else collectives
         self.rates = exchange.start_rates(plan.rule, plan.setting)  # raises if the rule does not fit
         self.start = self.number = 0  # the first row, and the index in the pack
@@ -261,8 +261,8 @@ class LiveRun:
 
     def momentum(self, nodes: Sequence[int]) -> float:
         """Return the optimizer's momentum in the coming round, at nodes that take part in it."""
-        own = self.state.rates.momentum_of(nodes[0])
-        return self.plan.momentum if own is None else own
+        of_rule = self.state.rates.momentum_of(nodes[0])
+        return self.plan.momentum if of_rule is None else of_rule
 
     def jobs(self, nodes: Sequence[int] | None = None) -> list[TrainJob]:
         """Return the training jobs of the coming round, one for each of these nodes (default: all)."""

@@ -50,9 +50,9 @@ class Training:
     def steps(self, shard: int) -> int:
         """Return the number of steps per round of a node with a shard of this size."""
         steps = self.algorithm.local_steps
-        return self._steps(self._kept(shard)) * self.epochs if steps is None else steps
+        return self._steps(self._used(shard)) * self.epochs if steps is None else steps
 
-    def only_whole(self, shard: int) -> bool:
+    def only_full_batches(self, shard: int) -> bool:
         """Return whether all batches of a node with a shard of this size have the same size."""
         return self.drop_last or shard % self.batch_size == 0
 
@@ -62,14 +62,14 @@ class Training:
 
     def _sizes(self, shard: int, epochs: int | None = None) -> list[int]:
         """Return the number of samples in each epoch of a round."""
-        keep = self._kept(shard)
+        keep = self._used(shard)
         steps = self.algorithm.local_steps if epochs is None else None
         if steps is None:
             return [keep] * (epochs or self.epochs)
-        whole, rest = divmod(steps, self._steps(keep))
-        return [keep] * whole + [rest * self.batch_size] * (rest > 0)
+        full, rest = divmod(steps, self._steps(keep))
+        return [keep] * full + [rest * self.batch_size] * (rest > 0)
 
-    def _kept(self, shard: int) -> int:
+    def _used(self, shard: int) -> int:
         """Return the number of samples of a shard that an epoch uses."""
         return shard // self.batch_size * self.batch_size if self.drop_last else shard
 
@@ -90,12 +90,12 @@ class NodeTraining(NamedTuple):
     Attributes:
         model: the model, whose parameters are views of the node's row.
         parameters: its trainable tensors.
-        memory: the optimizer state of each, one list of tensors for SGD's momentum and two for Adam.
+        optimizer_state: the optimizer state of each, one list of tensors for SGD's momentum and two for Adam.
         steps: the number of Adam steps so far.
         local: the algorithm's part in a step, if it has one.
-        shadow: a model at the point to which the algorithm ascends.
-        taught: the base model's outputs, one row per sample.
-        answer: computes a model's outputs from inputs, by calling it or `in_half`.
+        perturbed_model: a model at the point to which the algorithm ascends.
+        base_outputs: the base model's outputs, one row per sample.
+        forward_pass: computes a model's outputs from inputs, by calling it or `in_half`.
     """
 
     model: nn.Module
@@ -116,12 +116,12 @@ def in_half(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def train_node(
-    own: NodeTraining, training: Training, batches: Sequence[Tensor], hyper: Hyperparameters, *, node: int, round: int
+    state: NodeTraining, training: Training, batches: Sequence[Tensor], hyper: Hyperparameters, *, node: int, round: int
 ) -> float:
     """Train one node in place and return its mean training loss."""
     # dropout draws depend on (seed, node, round) and not on the order of the nodes
     torch.default_generator.manual_seed(derive_seed(training.seed, node=node, round=round, purpose="layers"))
-    model, parameters = own.model.train(), own.parameters
+    model, parameters = state.model.train(), state.parameters
     groups = _equal_rates(hyper.rates)
     losses = torch.empty(len(batches))
     channels_last = any(parameter.dim() == 4 for parameter in parameters)
@@ -130,22 +130,22 @@ def train_node(
         if channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         targets = training.samples.targets(batch)
-        base_outputs = None if own.base_outputs is None else own.base_outputs[batch]
-        loss = objective(training, own.forward_pass(model, inputs), targets, base_outputs)
+        base_outputs = None if state.base_outputs is None else state.base_outputs[batch]
+        loss = objective(training, state.forward_pass(model, inputs), targets, base_outputs)
         gradients: Sequence[Tensor] = gradients_of(loss, parameters)
         losses[number] = loss.detach()
-        if own.local is not None:
-            again = partial(_gradients_at, own, training, inputs, targets, base_outputs)
-            gradients = own.local.modified_gradients(gradients, again)
-        own.steps.add_(1)
+        if state.local is not None:
+            again = partial(_gradients_at, state, training, inputs, targets, base_outputs)
+            gradients = state.local.modified_gradients(gradients, again)
+        state.steps.add_(1)
         with torch.no_grad():
             for rate, members in groups:
                 _update(
                     training.optimizer,
                     [parameters[i] for i in members],
                     [in_memory_order(gradients[i], parameters[i]) for i in members],
-                    [[kind[i] for i in members] for kind in own.optimizer_state],
-                    own.steps,
+                    [[kind[i] for i in members] for kind in state.optimizer_state],
+                    state.steps,
                     rate,
                     hyper.momentum,
                     training.weight_decay,
@@ -166,15 +166,15 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def _gradients_at(
-    own: NodeTraining,
+    state: NodeTraining,
     training: Training,
     inputs: Tensor,
     targets: Tensor,
     base_outputs: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    assert own.perturbed_model is not None
-    model, parameters = own.perturbed_model
-    return gradients_of(objective(training, own.forward_pass(model, inputs), targets, base_outputs), parameters)
+    assert state.perturbed_model is not None
+    model, parameters = state.perturbed_model
+    return gradients_of(objective(training, state.forward_pass(model, inputs), targets, base_outputs), parameters)
 
 
 def _equal_rates(rates: list[float]) -> list[tuple[float, list[int]]]:

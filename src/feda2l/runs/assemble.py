@@ -30,7 +30,7 @@ from feda2l.round.exchange import Exchange
 from feda2l.round.population import Population, averaged_buffers
 from feda2l.round.run import LiveRun, RunData, RunPlan
 from feda2l.round.train import Loss, Training
-from feda2l.runs.assign_samples import assign_samples, count_nodes, own_tests
+from feda2l.runs.assign_samples import assign_samples, count_nodes, local_tests
 from feda2l.runs.choose_engine import choose_engine
 from feda2l.runs.datasets import Loaded, data_key, default_model
 from feda2l.simulate.exchange import AllNodes, SomeNodes
@@ -70,7 +70,7 @@ def assemble(spec: Spec, data: Loaded) -> Assembled:
     """Assemble a run of a whole network. Errors in the spec are raised here, before training starts."""
     spec, model, training = _resolve(spec, data)
     shards, local = assign_samples(spec, data.dataset)
-    member = RunData(training, shards, local, data.test, data.dataset.classes, own_tests(spec, data.dataset))
+    member = RunData(training, shards, local, data.test, data.dataset.classes, local_tests(spec, data.dataset))
     samples = [len(shard) for shard in shards]
     mixing = _mixing(spec, _graph(spec, spec.topology.name, len(shards)), samples)
     plan = _plan(spec, model, replace(member, ids=tuple(range(len(shards)))), mixing, len(shards))
@@ -97,7 +97,7 @@ def assemble_at(place: NodeInNetwork, spec: Spec, data: Loaded, exchange: Exchan
     """
     spec, model, training = _resolve(spec, data)
     shards, local = assign_samples(spec, data.dataset)
-    tests, part = own_tests(spec, data.dataset), slice(place.part, place.part + 1)
+    tests, part = local_tests(spec, data.dataset), slice(place.part, place.part + 1)
     member = RunData(
         training, shards[part], local[part], data.test, data.dataset.classes, tests and tests[part], (place.id,)
     )
@@ -249,7 +249,7 @@ def _setting(
         momentum=spec.training.momentum if spec.training.optimizer == "sgd" else 0.0,
         seed=spec.seed,
         steps=tuple(steps),
-        near_steps=tuple(tuple(steps[j] for j in mixing.row(node)[0]) for node in range(len(ids))),
+        neighbour_steps=tuple(tuple(steps[j] for j in mixing.row(node)[0]) for node in range(len(ids))),
         sizes=tuple(sum(sizes[tensor] for tensor in layer.tensors) for layer in layers),
     )
 

@@ -33,15 +33,15 @@ def assign_samples(spec: Spec, dataset: Dataset) -> tuple[list[Tensor], list[Ten
             "training.drop_last = false",
             see="partition",
         )
-    asks = [f'evaluation.on = "{spec.evaluation.on}"'] if spec.evaluation.on != "global" else []
-    asks += [f'algorithm.name = "{spec.algorithm.name}"'] if spec.algorithm.algorithm.rate_search is not None else []
-    if asks and not all(len(rest) for _, rest in pairs):
+    reasons = [f'evaluation.on = "{spec.evaluation.on}"'] if spec.evaluation.on != "global" else []
+    reasons += [f'algorithm.name = "{spec.algorithm.name}"'] if spec.algorithm.algorithm.rate_search is not None else []
+    if reasons and not all(len(rest) for _, rest in pairs):
         why = "a series has none" if isinstance(dataset, Series) else f"data.train_fraction = {fraction} leaves none"
-        raise FedA2LError(f"{asks[0]} needs held-out samples on every node; {why}", see="partition")
+        raise FedA2LError(f"{reasons[0]} needs held-out samples on every node; {why}", see="partition")
     return [torch.from_numpy(train) for train, _ in pairs], [torch.from_numpy(rest) for _, rest in pairs]
 
 
-def own_tests(spec: Spec, dataset: Dataset) -> list[Tensor] | None:
+def local_tests(spec: Spec, dataset: Dataset) -> list[Tensor] | None:
     """Return each node's test samples if the test set is grouped by node, or None: every node uses the whole set."""
     if dataset.test_groups is None or spec.data.partition != "natural":
         return None

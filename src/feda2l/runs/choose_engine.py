@@ -23,16 +23,16 @@ WORTH_COMPILING = 5_000_000
 def choose_engine(runs: "Sequence[Assembled]", population: Population) -> Engine:
     """Return the engine for these runs. `auto` takes a bit-reproducible engine on a CPU and the fastest on a GPU."""
     first = runs[0]
-    asked, members = first.spec.runtime.engine, [run.live.plan.member for run in runs]
+    wanted, members = first.spec.runtime.engine, [run.live.plan.member for run in runs]
     if population.device.type == "cpu":
         precision = first.spec.runtime.precision
-        if asked == "batched" or (asked == "auto" and precision == "fp32" and is_perceptron(first.model)):
+        if wanted == "batched" or (wanted == "auto" and precision == "fp32" and is_perceptron(first.model)):
             return Stacked(first.model, population, members)
         return RowEngine(first.model, population, members, precision=precision)
-    return _on_gpu(runs, population, asked)
+    return _on_gpu(runs, population, wanted)
 
 
-def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> Engine:
+def _on_gpu(runs: "Sequence[Assembled]", population: Population, wanted: str) -> Engine:
     # imported here because a machine without a GPU has no triton
     from feda2l.engines.cuda_graphs import CudaGraphs
     from feda2l.engines.cuda_stacked import CudaStacked
@@ -40,10 +40,10 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
     first, members = runs[0], [run.live.plan.member for run in runs]
     precision, deterministic = first.spec.runtime.precision, first.spec.runtime.deterministic
     why = why_not_batched(runs)
-    if asked == "batched" and why:
+    if wanted == "batched" and why:
         raise FedA2LError(f'runtime.engine = "batched" cannot train these runs on a GPU: {why}')
     samples = sum(run.spec.rounds * sum(map(len, run.live.plan.member.shards)) for run in runs)
-    if asked == "batched" or (asked == "auto" and not why and samples >= WORTH_COMPILING):
+    if wanted == "batched" or (wanted == "auto" and not why and samples >= WORTH_COMPILING):
         return CudaStacked(first.model, population, members, precision=precision, deterministic=deterministic)
     return CudaGraphs(first.model, population, members, precision=precision, deterministic=deterministic)
 
@@ -51,8 +51,8 @@ def _on_gpu(runs: "Sequence[Assembled]", population: Population, asked: str) -> 
 def why_not_batched(runs: "Sequence[Assembled]") -> str:
     """Return the reason why node-batched kernels cannot train these runs, or an empty string if they can."""
     trainings = [run.live.plan.member.training for run in runs]
-    whole = all(
-        t.only_whole(len(shard))
+    full_batches = all(
+        t.only_full_batches(len(shard))
         for t, run in zip(trainings, runs, strict=True)
         for shard in run.live.plan.member.shards
     )
@@ -67,4 +67,4 @@ def why_not_batched(runs: "Sequence[Assembled]") -> str:
         return f"model.loss must be {'mse or mae' if forecasts else 'cross_entropy'}"
     if len({t.batch_size for t in trainings}) > 1:
         return "the runs differ in training.batch_size"
-    return "" if whole or forecasts else "training.drop_last = false gives batches of different sizes"
+    return "" if full_batches or forecasts else "training.drop_last = false gives batches of different sizes"

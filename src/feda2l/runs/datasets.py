@@ -42,7 +42,7 @@ def load_data(data: DataSpec, folder: str | os.PathLike[str] | None = None) -> D
     if data.name in CATALOG:
         return load_ours(data.name, folder)
     if ":" in data.name:
-        return _users_own(data)
+        return _load_plugin(data)
     path = Path(_given(data, "path"))
     if data.name == "folder":
         from feda2l.data import folder as pictures
@@ -89,7 +89,7 @@ def default_model(data: DataSpec, dataset: Dataset) -> str:
     return "cnn" if len(dataset.input) == 3 and min(dataset.input[1:]) >= 16 else "mlp"
 
 
-def _users_own(data: DataSpec) -> Dataset:
+def _load_plugin(data: DataSpec) -> Dataset:
     make = import_object(data.name, "data.name")
     try:
         dataset = make()

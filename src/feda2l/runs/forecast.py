@@ -61,11 +61,11 @@ def forecasts(
     chosen = tested[(2 * torch.arange(parts) + 1) * len(tested) // (2 * parts)]
     x, y = series.test.inputs(chosen), series.test.targets(chosen)
     with torch.no_grad():
-        said = model(x)
+        forecast = model(x)
     naive = last_value(x, series.lengths.horizon)
     results = []
     for number, index in enumerate(chosen.tolist()):
         site, start = int(series.test_node[index]), int(series.test_starts[index])
-        values = (series.original(values[number].double(), site) for values in (x, y, said, naive))
+        values = (series.original(values[number].double(), site) for values in (x, y, forecast, naive))
         results.append(Forecast(series.names[site], start - series.bounds[site], *values))
     return Forecasts(run.spec.name, node, series.variates, results)

@@ -44,16 +44,16 @@ class RunCallbacks:
 
     on_round: OnRound | None = None
     progress: bool = True  # show a progress bar
-    say: Callable[[str], None] | None = None  # prints notes; None prints them above the progress bar
+    print_note: Callable[[str], None] | None = None  # prints notes; None prints them above the progress bar
     over: Callable[[], bool] = lambda: False  # called after every round; True stops the pack (time limit)
     observers: Observers = field(default_factory=Observers)
     last_checkpoint: bool = True  # keep the checkpoint of a finished run, to extend the run or to use its models
 
     def tell(self, text: str) -> None:
-        if self.say:
-            self.say(text)
+        if self.print_note:
+            self.print_note(text)
         else:
-            RunProgress("", 0, shown=self.progress).say(text)
+            RunProgress("", 0, shown=self.progress).print_note(text)
 
 
 def run_packed(
@@ -118,7 +118,7 @@ class Pack:
     def run(self) -> list[RunFailed]:
         """Train to the end. Failures are returned and not raised, so that other packs continue."""
         if not self.members:
-            self._say()
+            self._print_notes()
             return []
         with ExitStack() as stack:
             folders = [folder for _, folder in self.members]
@@ -176,7 +176,7 @@ class Pack:
             run = assembled.live
             if run.plan.algorithm.rate_search and not run.state.round:
                 self.messages.append(f"{run.plan.name}: searching for the base rate")
-                self._say()
+                self._print_notes()
                 with one_thread():
                     result = search(engine, run)
                 folder.write_json(folder.search, result)
@@ -193,11 +193,11 @@ class Pack:
         progress = stack.enter_context(
             RunProgress(title, lead.plan.rounds, lead.state.round, shown=self.callbacks.progress)
         )
-        self._say()
+        self._print_notes()
         every = min(assembled.spec.runtime.checkpoint_seconds for assembled, _ in self.members)
         saved, took = time.monotonic(), 0.0
-        say = self.callbacks.say or progress.say
-        with _interruptions(say) as interrupted:
+        print_note = self.callbacks.print_note or progress.print_note
+        with _interruptions(print_note) as interrupted:
             for completed in loop.rounds():
                 for done in completed:
                     self._record(done)
@@ -254,7 +254,7 @@ class Pack:
             self.callbacks.observers.end(folder, summary)
         return failures
 
-    def _say(self) -> None:
+    def _print_notes(self) -> None:
         for note in self.messages:
             self.callbacks.tell(note)
         self.messages = []
@@ -282,8 +282,8 @@ def check_memory(runs: list[Assembled]) -> None:
     if first.device.type == "cpu":
         return
     width = Layout.of(first.model).width
-    own = {name for run in runs for name in run.live.plan.algorithm.state}
-    states = 2 + len(OPTIMIZER_STATE[first.spec.training.optimizer]) + len(own)
+    names = {name for run in runs for name in run.live.plan.algorithm.state}
+    states = 2 + len(OPTIMIZER_STATE[first.spec.training.optimizer]) + len(names)
     need = sum(run.live.plan.nodes for run in runs) * width * (4 * states + 2) * 2
     free, _ = torch.cuda.mem_get_info(first.device)
     if need > free:
@@ -326,23 +326,23 @@ def _mean_rate(record: RoundRecord) -> float:
 
 
 @contextmanager
-def _interruptions(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+def _interruptions(print_note: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Stop after the current round and save on Ctrl-C or SIGTERM. A second signal stops immediately."""
-    asked = False
+    stopping = False
 
     def handle(number: int, _: object) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        asked = True
-        say("stopping after this round; press Ctrl-C again to stop immediately")
+        stopping = True
+        print_note("stopping after this round; press Ctrl-C again to stop immediately")
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield lambda: stopping
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

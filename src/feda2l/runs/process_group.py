@@ -49,7 +49,7 @@ class ProcessGroup(Protocol):
     def together(self, do: Callable[[], T]) -> T:
         """Call a function in every process. If it fails in one process, it fails in all."""
 
-    def workers(self, asked: int | None) -> int | None:
+    def workers(self, requested: int | None) -> int | None:
         """Return the number of worker processes that an engine may have here; None means one per core."""
 
     def loop(self, engine: Engine, runs: Sequence[LiveRun]) -> RoundLoop:
@@ -81,8 +81,8 @@ class SingleProcess:
     def together(self, do: Callable[[], T]) -> T:
         return do()
 
-    def workers(self, asked: int | None) -> int | None:
-        return asked
+    def workers(self, requested: int | None) -> int | None:
+        return requested
 
     def loop(self, engine: Engine, runs: Sequence[LiveRun]) -> RoundLoop:
         return RoundLoop(engine, runs)

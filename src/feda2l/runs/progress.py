@@ -59,7 +59,7 @@ class RunProgress:
                     flush=True,
                 )
 
-    def say(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Print a separate line above the bar."""
         if self.shown:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)

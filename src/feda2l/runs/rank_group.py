@@ -11,11 +11,11 @@ from torch import Tensor
 
 from feda2l.distributed.collectives import NodesOnRanks, plan_of_rank
 from feda2l.distributed.exchange import NodesOfRank
+from feda2l.distributed.full_state import gather_state, restore_part
 from feda2l.distributed.halo import Halo
 from feda2l.distributed.placement import Placement, place
 from feda2l.distributed.ranks import Call, Ranks, RanksLost, demand_device
 from feda2l.distributed.scoring import ScoreOverRanks
-from feda2l.distributed.whole_state import gather_state, restore_part
 from feda2l.engines.engine import Engine
 from feda2l.errors import FedA2LError
 from feda2l.round.run import LiveRun
@@ -45,12 +45,12 @@ class RankGroup:
 
     def _part(self, run: LiveRun, placement: Placement) -> LiveRun:
         """Return the part of a run that has the nodes of this rank."""
-        whole = run.plan
-        halo = Halo(whole.mixing, self.members, placement.ids[self.members.rank], placement.owner)
+        network_plan = run.plan
+        halo = Halo(network_plan.mixing, self.members, placement.ids[self.members.rank], placement.owner)
         return LiveRun(
-            plan_of_rank(whole, self.members, placement),
-            NodesOfRank(halo, whole.samples, run.exchange.clock),
-            whole=whole,
+            plan_of_rank(network_plan, self.members, placement),
+            NodesOfRank(halo, network_plan.samples, run.exchange.clock),
+            network_plan=network_plan,
             collectives=NodesOnRanks(self.members, placement),
         )
 
@@ -80,8 +80,8 @@ class RankGroup:
     def together(self, do: Callable[[], T]) -> T:
         return self.members.together(do)
 
-    def workers(self, asked: int | None) -> int | None:
-        return self.members.processes(default_processes()) if asked is None else asked
+    def workers(self, requested: int | None) -> int | None:
+        return self.members.processes(default_processes()) if requested is None else requested
 
     def loop(self, engine: Engine, runs: Sequence[LiveRun]) -> RoundLoop:
         return RoundLoop(

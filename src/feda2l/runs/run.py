@@ -113,7 +113,7 @@ class Run:
         """Return the nodes that took part in a round. The mean model excludes the models of absent nodes."""
         nodes = self.spec.data.nodes
         plan = FaultPlan.load(self.folder.faults, nodes) if self.folder.faults.exists() else FaultPlan()
-        return [node for node in range(nodes) if not round or not plan.away(node, round)]
+        return [node for node in range(nodes) if not round or not plan.is_absent(node, round)]
 
     def _table(self, path: Path) -> "polars.DataFrame":
         import polars

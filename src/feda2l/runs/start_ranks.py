@@ -40,7 +40,7 @@ def demand_same(ranks: Ranks, given: Mapping[str, Any], what: str) -> None:
 def failed_elsewhere() -> RunFailed:
     """Return the error of a rank that follows when the leader failed. The leader prints the reason."""
     error = RunFailed("the first rank failed", see="torchrun")
-    error.said = True
+    error.printed = True
     return error
 
 

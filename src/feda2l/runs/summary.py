@@ -178,8 +178,11 @@ def naive(series: Series, *, by_node: bool) -> dict[str, dict[str, float]]:
     """Errors of the naive forecasts on the test windows: the mean over nodes, or over windows that they share."""
     counts = torch.bincount(series.test_node, minlength=series.nodes).double()
     weights = torch.full_like(counts, 1 / series.nodes) if by_node else counts / counts.sum()
-    found = naive_errors(series).items()
-    return {name: {"mse": float(weights @ errors.mse), "mae": float(weights @ errors.mae)} for name, errors in found}
+    errors_by_channel = naive_errors(series).items()
+    return {
+        name: {"mse": float(weights @ errors.mse), "mae": float(weights @ errors.mae)}
+        for name, errors in errors_by_channel
+    }
 
 
 def _search_rounds(assembled: Assembled, searched: Searched) -> float:

@@ -84,9 +84,9 @@ def load(run: LiveRun, state: dict[str, Tensor], path: Path) -> None:
     """Restore a run from the tensors of the checkpoint at `path`."""
     for name, values in _views(run):
         if name not in state or state[name].shape != values.shape:
-            found = list(state[name].shape) if name in state else "nothing"
+            shape = list(state[name].shape) if name in state else "nothing"
             raise FedA2LError(
-                f"{path}: {name} should be {list(values.shape)}, found {found}: the checkpoint is of another run",
+                f"{path}: {name} should be {list(values.shape)}, found {shape}: the checkpoint is of another run",
                 see="records-damaged",
             )
         values.copy_(state[name])

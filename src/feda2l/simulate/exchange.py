@@ -137,16 +137,16 @@ class SomeNodes:
         round = state.round + 1
         for node, rejoining in self.schedule.rejoining_nodes(round).items():
             for name, rows in self.messages.items():
-                own = state.base if name == "model" else state.buffers[name.removeprefix(STATISTICS)]
-                own[node] = _weighted_mean(rows, rejoining)
+                values = state.base if name == "model" else state.buffers[name.removeprefix(STATISTICS)]
+                values[node] = _weighted_mean(rows, rejoining)
         # rate schedules count the network's rounds, including those that a node missed
-        self.rates.skip(round - 1, [node for node in nodes if plan.away(node, round - 1)])
+        self.rates.skip(round - 1, [node for node in nodes if plan.is_absent(node, round - 1)])
 
     def publish(self, run: LiveRun, rows: NodeTensors, step: int) -> bool:
-        found = self.schedule.round(run.state.round + 1)
-        self.published.publish(run.state.round + 1, rows, step, found.mixing)
+        schedule = self.schedule.round(run.state.round + 1)
+        self.published.publish(run.state.round + 1, rows, step, schedule.mixing)
         if step == run.plan.algorithm.gossip - 1:  # only the last exchange can be used by a node that returns
-            nodes = list(found.present)
+            nodes = list(schedule.present)
             for name, values in self.messages.items():
                 values[nodes] = rows[name][nodes]
         return True
@@ -165,13 +165,13 @@ class SomeNodes:
         return [count * size for count in self.schedule.round(run.state.round).sent]
 
     def message_counts(self, round: int) -> MessageCounts | None:
-        found = self.schedule.round(round)
-        present = set(found.present)
+        schedule = self.schedule.round(round)
+        present = set(schedule.present)
 
         def of_present(values: tuple[int, ...]) -> list[int | None]:
             return [value if node in present else None for node, value in enumerate(values)]
 
-        return MessageCounts(of_present(found.received), of_present(found.rejected))
+        return MessageCounts(of_present(schedule.received), of_present(schedule.rejected))
 
     def checkpoint_state(self) -> dict[str, Tensor]:
         named = {} if self.clock is None else {"clock": self.clock.now}

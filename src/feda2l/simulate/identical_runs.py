@@ -27,13 +27,13 @@ class IdenticalRuns:
     def __init__(self, engine: Engine, runs: Sequence[LiveRun]) -> None:
         self.engine = engine
         self.left = {} if engine.repeats else shares_left(engine.model)
-        self.families = _split(runs, _told_alike)
+        self.families = _split(runs, _same_settings)
 
     def train(
         self, jobs: Mapping[int, Sequence[TrainJob]], train: Callable[[list[TrainJob]], list[float]]
     ) -> dict[int, list[float]]:
         """Train a round's jobs by run: the first run of each family trains, the others copy it; return the losses."""
-        self.families = self._parts(jobs.keys(), lambda one, other: self._alike(one, other, jobs))
+        self.families = self._parts(jobs.keys(), lambda one, other: self._same_step(one, other, jobs))
         lead = {run.number: family[0].number for family in self.families for run in family}
         leads = [number for number in jobs if lead[number] == number]
         followers = [number for number in jobs if lead[number] != number]
@@ -44,8 +44,8 @@ class IdenticalRuns:
             for number in followers
             for name in self.left
         }
-        found = iter(train([job for number in leads for job in jobs[number]]))
-        losses = {number: [next(found) for _ in jobs[number]] for number in leads}
+        trained = iter(train([job for number in leads for job in jobs[number]]))
+        losses = {number: [next(trained) for _ in jobs[number]] for number in leads}
         for number in followers:
             self._follow(jobs[lead[number]], jobs[number], {name: apart[number, name] for name in self.left})
             losses[number] = losses[lead[number]]
@@ -53,16 +53,16 @@ class IdenticalRuns:
 
     def holding(self, runs: Sequence[LiveRun]) -> dict[int, LiveRun]:
         """For each of these runs, by number, return the first run with the same models and scores."""
-        parts = self._parts({run.number for run in runs}, self._asked_alike)
+        parts = self._parts({run.number for run in runs}, self._same_scores)
         # a completed run is in no family
         return {run.number: run for run in runs} | {run.number: part[0] for part in parts for run in part}
 
-    def _parts(self, numbers: Set[int], alike: Alike) -> list[list[LiveRun]]:
+    def _parts(self, numbers: Set[int], is_same: Alike) -> list[list[LiveRun]]:
         """Return the families restricted to the runs with these numbers, each split into identical runs."""
         families = [[run for run in family if run.number in numbers] for family in self.families]
-        return [part for family in families for part in _split(family, alike)]
+        return [part for family in families for part in _split(family, is_same)]
 
-    def _alike(self, one: LiveRun, other: LiveRun, jobs: Mapping[int, Sequence[TrainJob]]) -> bool:
+    def _same_step(self, one: LiveRun, other: LiveRun, jobs: Mapping[int, Sequence[TrainJob]]) -> bool:
         """Return whether the coming round's training is identical: the same steps from the same state."""
         # all fields but the row and the run
         if [job[2:] for job in jobs[one.number]] != [job[2:] for job in jobs[other.number]]:
@@ -79,25 +79,25 @@ class IdenticalRuns:
         read = [values for name, values in population.buffers.items() if name not in free]
         return _equal(one, other, (*state, *read))
 
-    def _asked_alike(self, one: LiveRun, other: LiveRun) -> bool:
-        asked = [(run.plan.on, list(run.counted), run.compared.same) for run in (one, other)]
-        return asked[0] == asked[1] and _equal_lists(one.state.models(), other.state.models())
+    def _same_scores(self, one: LiveRun, other: LiveRun) -> bool:
+        scored = [(run.plan.on, list(run.counted), run.compared.same) for run in (one, other)]
+        return scored[0] == scored[1] and _equal_lists(one.state.models(), other.state.models())
 
-    def _follow(self, leading: Sequence[TrainJob], own: Sequence[TrainJob], apart: Mapping[str, Tensor]) -> None:
+    def _follow(self, leading: Sequence[TrainJob], following: Sequence[TrainJob], apart: Mapping[str, Tensor]) -> None:
         population, members = self.engine.population, self.engine.members
-        there, here = _rows(leading), _rows(own)
+        source, target = _rows(leading), _rows(following)
         for matrix in (
             population.trained,
             population.steps,
             *population.optimizer_state.values(),
             *population.buffers.values(),
         ):
-            matrix[here] = matrix[there]
-        shards = [members[job.run].shards[job.node] for job in own]
-        steps = [members[job.run].training.steps(len(shard)) for job, shard in zip(own, shards, strict=True)]
+            matrix[target] = matrix[source]
+        shards = [members[job.run].shards[job.node] for job in following]
+        steps = [members[job.run].training.steps(len(shard)) for job, shard in zip(following, shards, strict=True)]
         for name, difference in apart.items():
-            kept = torch.tensor([self.left[name] ** count for count in steps]).to(difference)
-            population.buffers[name][here] += kept.view(-1, *(1,) * (difference.dim() - 1)) * difference
+            shares = torch.tensor([self.left[name] ** count for count in steps]).to(difference)
+            population.buffers[name][target] += shares.view(-1, *(1,) * (difference.dim() - 1)) * difference
 
 
 def shares_left(model: nn.Module) -> dict[str, float]:
@@ -120,11 +120,11 @@ def _left(part: str, module: nn.Module) -> Iterator[tuple[str, float]]:
             yield name, 1.0 if is_batch_count(name) else 1.0 - momentum
 
 
-def _split(runs: Sequence[LiveRun], alike: Alike) -> list[list[LiveRun]]:
+def _split(runs: Sequence[LiveRun], is_same: Alike) -> list[list[LiveRun]]:
     """Split runs into families whose members are like the first one, and keep their order."""
     families: list[list[LiveRun]] = []
     for run in runs:
-        family = next((family for family in families if alike(family[0], run)), None)
+        family = next((family for family in families if is_same(family[0], run)), None)
         if family is None:
             families.append([run])
         else:
@@ -132,7 +132,7 @@ def _split(runs: Sequence[LiveRun], alike: Alike) -> list[list[LiveRun]]:
     return families
 
 
-def _told_alike(one: LiveRun, other: LiveRun) -> bool:
+def _same_settings(one: LiveRun, other: LiveRun) -> bool:
     """Return whether two runs train with the same settings and use the same samples for training and scoring."""
     first, second = one.plan.member, other.plan.member
     same = first.training.samples is second.training.samples and first.test is second.test

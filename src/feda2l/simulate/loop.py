@@ -52,7 +52,7 @@ class RoundLoop:
 
     def train(self, jobs: Mapping[int, Sequence[TrainJob]]) -> Mapping[int, list[float]]:
         """Train the jobs of each run and return the mean loss of each job, by run."""
-        return self.identical_runs.train(jobs, lambda own: self.together(lambda: self.engine.train(own)))
+        return self.identical_runs.train(jobs, lambda group: self.together(lambda: self.engine.train(group)))
 
     def recalibrate(self, jobs: Sequence[TrainJob]) -> None:
         self.engine.recalibrate(jobs)
@@ -64,11 +64,11 @@ class RoundLoop:
         scores = self.scorer.scores([done.run for done in due])
         seconds = lap()
         for run, record, spent in due:
-            found = scores[run.number]
-            if found and record:
-                put_scores(run.whole, record, found)
+            measured = scores[run.number]
+            if measured and record:
+                put_scores(run.network_plan, record, measured)
             if not run.active:
-                run.class_accuracy = accuracy_by_class(run, found)
+                run.class_accuracy = accuracy_by_class(run, measured)
             spent["evaluate"] += seconds
 
     def evaluate(self, run: LiveRun) -> Evaluation:
@@ -78,7 +78,7 @@ class RoundLoop:
             scores = self.scorer.scores([run])[run.number]
         record: Evaluation = {"round": run.state.round, "nodes": {}}
         if scores:
-            put_scores(run.whole, record, scores)
+            put_scores(run.network_plan, record, scores)
         if by_class := accuracy_by_class(run, scores):
             record["class_accuracy"] = by_class
         return record

@@ -36,20 +36,20 @@ class ScoreHere:
         holding = self.identical_runs.holding(runs)
         wanted = {
             run.number: {
-                part: [None if job is None else jobs.setdefault(job, len(jobs)) for job in asked]
-                for part, asked in _jobs(run, mean_model or run.plan.member.tests is not None).items()
+                part: [None if job is None else jobs.setdefault(job, len(jobs)) for job in wanted_jobs]
+                for part, wanted_jobs in _jobs(run, mean_model or run.plan.member.tests is not None).items()
             }
             for run in runs
             if holding[run.number] is run
         }
         scores = self.engine.score(list(jobs))
-        found = {
+        by_run = {
             number: {
                 part: [None if place is None else scores[place] for place in places] for part, places in parts.items()
             }
             for number, parts in wanted.items()
         }
-        return {run.number: found[holding[run.number].number] for run in runs}
+        return {run.number: by_run[holding[run.number].number] for run in runs}
 
 
 def _jobs(run: LiveRun, mean_model: bool) -> dict[str, list[ScoreJob | None]]:
@@ -57,18 +57,22 @@ def _jobs(run: LiveRun, mean_model: bool) -> dict[str, list[ScoreJob | None]]:
     plan, number, same, counted = run.plan, run.number, run.compared.same, list(run.counted)
     tests, jobs = plan.member.tests, dict[str, list[ScoreJob | None]]()
 
-    def of_nodes(asked: Sequence[ScoreJob]) -> list[ScoreJob | None]:
-        return spread(plan.nodes, counted, asked)
+    def of_nodes(listed: Sequence[ScoreJob]) -> list[ScoreJob | None]:
+        return spread(plan.nodes, counted, listed)
 
     if plan.on != "local":
         # nodes with their own test samples are scored on those, even if all hold one model
         whose = [node if tests else None for node in counted]
-        own = [
+        global_jobs = [
             ScoreJob(run.start + same[node], number, same[node], local=False, whose=part)
             for node, part in zip(counted, whose, strict=True)
         ]
-        mean = own if run.compared.agreed else [ScoreJob(number, number, None, local=False, whose=w) for w in whose]
-        jobs["global"] = of_nodes(own)
+        mean = (
+            global_jobs
+            if run.compared.agreed
+            else [ScoreJob(number, number, None, local=False, whose=w) for w in whose]
+        )
+        jobs["global"] = of_nodes(global_jobs)
         if mean_model or run.compared.agreed:
             jobs["mean"] = of_nodes(mean) if tests else list(mean[:1])
     if plan.on != "global":
@@ -94,10 +98,10 @@ def put_scores(plan: RunPlan, record: RoundRecord | Evaluation, scores: Scores) 
     if plan.on == "both":
         add_scores(record, "local_", figures("local", "local"))
     if "mean" in scores:
-        found = [values for values in figures("mean", "global") if values]
-        names = found[0] if found else {}
+        measured = [values for values in figures("mean", "global") if values]
+        names = measured[0] if measured else {}
         update_scores(
-            record, {f"mean_model_{name.removeprefix('test_')}": mean([v[name] for v in found]) for name in names}
+            record, {f"mean_model_{name.removeprefix('test_')}": mean([v[name] for v in measured]) for name in names}
         )
 
 

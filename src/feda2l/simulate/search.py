@@ -31,15 +31,15 @@ def search(engine: Engine, run: LiveRun) -> Found:
     """Find each node's base rate, restart the run's rate rule with it, and report the trials and their cost."""
     plan, rate_search, seed = run.plan, run.plan.algorithm.rate_search, run.plan.member.training.seed
     assert rate_search is not None
-    own = _tried_by_all(engine, run, rate_search, [rate_search.draw(seed, id) for id in plan.ids])
+    first = _tried_by_all(engine, run, rate_search, [rate_search.draw(seed, id) for id in plan.ids])
     if run.exchange.clock is not None:
         run.exchange.clock.exchange(1, PAIR * rate_search.trials)
-    received = {id: [trial for j in plan.mixing.row(id)[0] if j != id for trial in own[j]] for id in plan.ids}
-    shortlists = [rate_search.shortlist(own[id], received[id], seed, id) for id in plan.ids]
+    received = {id: [trial for j in plan.mixing.row(id)[0] if j != id for trial in first[j]] for id in plan.ids}
+    shortlists = [rate_search.shortlist(first[id], received[id], seed, id) for id in plan.ids]
     tried = _tried_by_all(engine, run, rate_search, shortlists)
-    rates = run.collectives.of_all([rate_search.decide(own[id], received[id], tried[id]) for id in plan.ids])
+    rates = run.collectives.of_all([rate_search.decide(first[id], received[id], tried[id]) for id in plan.ids])
     rates, exchanges = _agree(run, rates) if rate_search.consensus else (rates, 0)
-    every = [[*first, *second] for first, second in zip(own, tried, strict=True)]
+    every = [[*one, *second] for one, second in zip(first, tried, strict=True)]
     epochs = [len(trials) * rate_search.eval_epochs for trials in every]
     for node, id in enumerate(plan.ids):
         run.state.small_state["found"][node], run.state.small_state["epochs"][node] = rates[id], epochs[id]
@@ -60,7 +60,7 @@ def _tried_by_all(
     trials = run.collectives.of_all(try_out(engine, run, rates))
     if run.exchange.clock is not None:
         rounds = rate_search.eval_epochs / run.plan.member.training.epochs
-        run.exchange.clock.spend(np.array([len(own) * rounds for own in trials]))
+        run.exchange.clock.spend(np.array([len(trials_of) * rounds for trials_of in trials]))
     return trials
 
 
@@ -74,15 +74,15 @@ def try_out(engine: Engine, run: LiveRun, rates: Sequence[Sequence[float]]) -> l
     changed = [state.base, state.steps, *state.optimizer_state.values(), *state.buffers.values()]
     start = [values.clone() for values in changed]
     for number in range(max(map(len, rates))):
-        nodes = [node for node, own in enumerate(rates) if number < len(own)]
+        nodes = [node for node, node_rates in enumerate(rates) if number < len(node_rates)]
         engine.train([_trial_job(run, node, rates[node][number]) for node in nodes])
         state.base.copy_(state.trained)
         jobs = [ScoreJob(run.start + node, run.number, node, local=True) for node in nodes]
         for node, score in zip(nodes, engine.score(jobs), strict=True):
             loss = score.loss / len(member.local[node])
             trials[node].append(Trial(rates[node][number], loss if math.isfinite(loss) else math.inf))
-        for values, kept in zip(changed, start, strict=True):
-            values.copy_(kept)
+        for values, saved in zip(changed, start, strict=True):
+            values.copy_(saved)
     return trials
 
 

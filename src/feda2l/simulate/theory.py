@@ -21,8 +21,8 @@ def estimate_theory(runs: Sequence[LiveRun], model: nn.Module) -> dict[int, Theo
     To be called before the round trains; at a process that does not record the result is empty.
     """
     due = [run for run in runs if run.plan.theory_due_in(run.state.round + 1)]
-    found = {run.number: _estimate(run, model) for run in due}
-    return {number: quantities for number, quantities in found.items() if quantities is not None}
+    estimates = {run.number: _estimate(run, model) for run in due}
+    return {number: quantities for number, quantities in estimates.items() if quantities is not None}
 
 
 def _estimate(run: LiveRun, model: nn.Module) -> TheoryQuantities | None:
@@ -32,16 +32,16 @@ def _estimate(run: LiveRun, model: nn.Module) -> TheoryQuantities | None:
     estimates = [at_mean.loss_gradient_variance(node) for node in range(plan.nodes)]
     losses, gradients, variances = zip(*estimates, strict=True)
     rows = torch.stack(gradients)
-    whole = collectives.mean(rows)  # grad f, with the same bits on any number of ranks
-    apart = (rows - whole).square().sum(dim=1).tolist()
-    away = spread(plan.nodes, run.counted, distances(run).sum(dim=1).tolist())
-    everyone = collectives.at_leader(list(zip(losses, apart, variances, away, strict=True)))
+    mean_gradient = collectives.mean(rows)  # grad f, with the same bits on any number of ranks
+    apart = (rows - mean_gradient).square().sum(dim=1).tolist()
+    distances_of = spread(plan.nodes, run.counted, distances(run).sum(dim=1).tolist())
+    everyone = collectives.at_leader(list(zip(losses, apart, variances, distances_of, strict=True)))
     if everyone is None:
         return None
     loss, squares, variance, distance = zip(*everyone, strict=True)
     return {
         "objective": mean(loss),
-        "squared_gradient": float(whole.square().sum()),
+        "squared_gradient": float(mean_gradient.square().sum()),
         "heterogeneity": mean(squares),
         "gradient_variance": mean(variance),
         "start_disagreement": mean([value for value in distance if value is not None]),

@@ -44,7 +44,7 @@ class NamedSection(Section):
     def parameters(self, section: str, table: Mapping[str, type[T]], base: type[T]) -> T:
         """Build the object of that name, from a table or a user's own by import path, with this table's keys."""
         name: str = self.name  # type: ignore[attr-defined]
-        kind: Any = _own(name, section, base) if ":" in name else look_up(name, table, f"{section}.name")
+        kind: Any = _custom(name, section, base) if ":" in name else look_up(name, table, f"{section}.name")
         try:
             made: T = _adapter(kind).validate_python(self.model_extra or {})
         except ValidationError as error:
@@ -71,13 +71,13 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _own(path: str, section: str, base: type[T]) -> type[T]:
+def _custom(path: str, section: str, base: type[T]) -> type[T]:
     """Import a user's own rule or algorithm."""
     kind = import_object(path, f"{section}.name")
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        given = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
         wanted = f"{base.__module__.removesuffix('.base')}.{base.__name__}"
-        raise FedA2LError(f'{section}.name = "{path}" is {found}, but not a subclass of {wanted}', see="own-code")
+        raise FedA2LError(f'{section}.name = "{path}" is {given}, but not a subclass of {wanted}', see="own-code")
     if "__dataclass_fields__" not in vars(kind):
         raise FedA2LError(
             f'{section}.name = "{path}" is not decorated with @dataclass, so its parameters would be ignored; '

@@ -228,7 +228,7 @@ class StudyRun:
         callbacks = RunCallbacks(
             view.round,
             progress=False,
-            say=lambda text: self._note(text, view),
+            print_note=lambda text: self._note(text, view),
             over=self._over,
             observers=self.observers,
             last_checkpoint=self.study.keep_checkpoints,

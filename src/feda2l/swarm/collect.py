@@ -78,17 +78,19 @@ def join_checkpoints(assembled: Assembled, states: Sequence[RunFolder]) -> dict[
     A node without a checkpoint has its initial state. If nodes missed rounds, the lengths of their histories differ.
     Then the rates of each node stay separate under `rates.NODE.KEY`, like those of the simulator under a fault plan.
     """
-    whole, nodes = tensors(assembled.live), assembled.live.plan.nodes
-    found = {id: read_checkpoint(state.checkpoint) for id, state in enumerate(states) if state.checkpoint.exists()}
+    full, nodes = tensors(assembled.live), assembled.live.plan.nodes
+    checkpoints = {
+        id: read_checkpoint(state.checkpoint) for id, state in enumerate(states) if state.checkpoint.exists()
+    }
     parts: dict[str, dict[int, Tensor]] = {}
-    for id, checkpoint in found.items():
+    for id, checkpoint in checkpoints.items():
         for key, value in checkpoint.items():
             by_node = f"rates.{id}.{key.removeprefix('rates.')}"
-            if by_node in whole:
-                whole[by_node] = value
-            elif key in whole:
+            if by_node in full:
+                full[by_node] = value
+            elif key in full:
                 parts.setdefault(key, {})[id] = value
-    return whole | {key: _joined(values, whole[key], nodes) for key, values in parts.items()}
+    return full | {key: _joined(values, full[key], nodes) for key, values in parts.items()}
 
 
 def _joined(values: dict[int, Tensor], start: Tensor, nodes: int) -> Tensor:
@@ -134,7 +136,7 @@ def _add_joint_figures(
     record: RoundRecord, by_node: Sequence[RoundRecord | None], run: LiveRun, scores: Evaluation
 ) -> None:
     """Add the values that need all models, if the checkpoint has the models of all nodes that took part."""
-    if [node for node, own in enumerate(by_node) if own] != list(run.present):
+    if [node for node, entry in enumerate(by_node) if entry] != list(run.present):
         return
     disagreement = distances(run).mean(dim=0)
     record["disagreement"] = float(disagreement.sum())
@@ -147,23 +149,27 @@ class MessageLog:
     """Counts of received and rejected messages, for a run with faults."""
 
     def __init__(self, states: Sequence[RunFolder], records: Sequence[Records], graph: Topology) -> None:
-        self.records, self.near = records, graph.period[0]
+        self.records, self.neighbours = records, graph.period[0]
         self.refused = [rejected_messages(state.path) for state in states]
 
     def add(self, round: int, record: RoundRecord, size: int) -> None:
         """Add a round's counts to its record: received and rejected messages; a message that arrived counts as sent."""
         by_node = [each[round - 1] for each in self.records]
         refused = [self._refused(round, node) for node in range(len(by_node))]
-        arrived = Counter(j for own, counts in zip(by_node, refused, strict=True) for j in {*_heard(own), *counts})
+        arrived = Counter(
+            j for record_of, counts in zip(by_node, refused, strict=True) for j in {*_heard(record_of), *counts}
+        )
         nodes = record["nodes"]
         nodes["bytes_sent"] = [size * arrived[node] for node in range(len(by_node))]
-        nodes["received"] = [own and len(_heard(own)) for own in by_node]
-        nodes["rejected"] = [own and sum(counts.values()) for own, counts in zip(by_node, refused, strict=True)]
+        nodes["received"] = [record_of and len(_heard(record_of)) for record_of in by_node]
+        nodes["rejected"] = [
+            record_of and sum(counts.values()) for record_of, counts in zip(by_node, refused, strict=True)
+        ]
         record["bytes_sent"] = sum(nodes["bytes_sent"])
 
     def _refused(self, round: int, node: int) -> dict[int, int]:
         """The number of messages that a node rejected, for every neighbour with at least one."""
-        counts = {j: self.refused[node][round, name_of(j)] for j in self.near[node]}
+        counts = {j: self.refused[node][round, name_of(j)] for j in self.neighbours[node]}
         return {j: count for j, count in counts.items() if count}
 
 

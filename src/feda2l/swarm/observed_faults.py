@@ -30,7 +30,7 @@ def observed_fault_plan(records: Sequence[Records], graph: Topology, rounds: int
     A node that did not finish counts as crashed. A message that was not received counts as dropped, whatever the
     cause. The plan does not tell how an absent node came back.
     """
-    last = [_last(own) for own in records]
+    last = [_last(rows) for rows in records]
     faults: list[_Crash | _Drop] = [
         {"kind": "crash", "node": node, "round": end + 1} for node, end in enumerate(last) if end < rounds
     ]
@@ -44,8 +44,8 @@ def _drops(records: Sequence[Records], graph: Topology, sender: int, last: int) 
     receivers = [node for node, received in enumerate(graph.period[0]) if sender in received]
 
     def missed_by(round: int) -> list[int]:
-        found = [(receiver, records[receiver][round - 1]) for receiver in receivers]
-        return [receiver for receiver, record in found if record and sender not in record["received"]]
+        published = [(receiver, records[receiver][round - 1]) for receiver in receivers]
+        return [receiver for receiver, record in published if record and sender not in record["received"]]
 
     for to, group in groupby(range(1, last + 1), key=missed_by):
         if to:

@@ -46,7 +46,7 @@ class SwarmView:
             self.last, self.round = now, round
             print(self._line(round, len(active)), file=sys.stderr, flush=True)
 
-    def say(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Print a line above the table."""
         if self.shown:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from feda2l.peer.log import FILE
 
 def rejected_messages(state: Path) -> Counter[tuple[int, str]]:
     """The number of messages that a node rejected, by round and sender."""
-    found: Counter[tuple[int, str]] = Counter()
+    counts: Counter[tuple[int, str]] = Counter()
     for path in sorted(state.glob(f"{FILE}*")):  # including the rotated files
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
@@ -17,5 +17,5 @@ def rejected_messages(state: Path) -> Counter[tuple[int, str]]:
             except ValueError:  # cut off by a kill
                 continue
             if entry.get("event") == "rejected":
-                found[entry["round"] + 1, entry["neighbour"]] += 1  # a line has the number of the last completed round
-    return found
+                counts[entry["round"] + 1, entry["neighbour"]] += 1  # a line has the number of the last completed round
+    return counts

@@ -57,12 +57,12 @@ def swarm(spec: Spec, out: Path | None = None, options: SwarmOptions | None = No
         assembled = assemble(continued(spec, saved), loaded)
         _refuse_unfit(assembled)
     plan = assembled.faults or None  # an empty plan counts as no plan
-    own = assembled.spec.model_copy(update={"faults": None})  # a node gets the plan from its config
+    node_spec = assembled.spec.model_copy(update={"faults": None})  # a node gets the plan from its config
     if saved is not None:
-        check_same_run(own, saved, shared)
+        check_same_run(node_spec, saved, shared)
         check_same_faults(plan, shared)
         if finished(folder, assembled.spec):
-            SwarmView(spec.name, 0, [], shown=options.shown).say(f"{out}: already finished, nothing to do")
+            SwarmView(spec.name, 0, [], shown=options.shown).print_note(f"{out}: already finished, nothing to do")
             return Run(out)
     graph = assembled.live.plan.mixing.topology
     del loaded  # free the memory: every node loads the data itself, and `collect` loads them again
@@ -72,7 +72,7 @@ def swarm(spec: Spec, out: Path | None = None, options: SwarmOptions | None = No
         stack.callback(folder.close)
         if not options.keep:
             stack.callback(nodes.forget_keys)
-        nodes.prepare(own, graph, plan, insecure=options.insecure, wire=options.wire)
+        nodes.prepare(node_spec, graph, plan, insecure=options.insecure, wire=options.wire)
         folder.summary.unlink(missing_ok=True)
         folder.write(folder.spec, assembled.spec.to_toml().encode())
         failed = Swarm(assembled.spec, nodes, plan, options).run()
@@ -95,13 +95,13 @@ class Swarm:
 
     def __init__(self, spec: Spec, folder: SwarmFolder, plan: FaultPlan | None, options: SwarmOptions) -> None:
         self.spec, self.folder, self.plan = spec, folder, plan or FaultPlan()
-        own = ["--insecure"] * options.insecure
+        options_of_node = ["--insecure"] * options.insecure
         if options.data is not None:
-            own += ["--data", str(options.data.resolve())]
-        self.nodes = [NodeProcess(member, own) for member in folder.members]
+            options_of_node += ["--data", str(options.data.resolve())]
+        self.nodes = [NodeProcess(member, options_of_node) for member in folder.members]
         self.view = SwarmView(f"{spec.name}: {len(self.nodes)} nodes", spec.rounds, self.nodes, shown=options.shown)
         self.failed: dict[str, str] = {}
-        self.asked = 0  # how many stop signals arrived
+        self.stop_signals = 0  # how many stop signals arrived
 
     def run(self) -> list[str]:
         """Run all nodes to their end and return the messages of the failed ones. No process is left in any case."""
@@ -120,11 +120,11 @@ class Swarm:
     def _watch(self) -> None:
         while any(node.running for node in self.nodes):
             time.sleep(TICK)
-            if self.asked:
+            if self.stop_signals:
                 self._leave()
                 raise KeyboardInterrupt
             for node in self.nodes:
-                if (code := node.look()) is not None:
+                if (code := node.poll()) is not None:
                     self._ended(node, code)
             self._follow_plan()
             self.view.update()
@@ -141,12 +141,12 @@ class Swarm:
             return
         if code == -signal.SIGKILL and self.plan.crashes(node.id, done + 1):
             node.state = "crashed"
-            self.view.say(f"{node} crashed in round {done + 1}, as planned")
+            self.view.print_note(f"{node} crashed in round {done + 1}, as planned")
             return
         node.state = "failed"
         why = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
         self.failed[str(node)] = f"{node} failed after round {done} ({why}); its output is in {node.member.output}"
-        self.view.say(f"{self.failed[str(node)]}\n{node.last_words()}")
+        self.view.print_note(f"{self.failed[str(node)]}\n{node.last_lines()}")
 
     def _follow_plan(self) -> None:
         """Restart or continue the nodes that the plan brings back, when the network has reached the planned round."""
@@ -169,7 +169,7 @@ class Swarm:
         back = min((f.round for f in self._planned("restart", node) if f.round > crashed), default=None)
         if back is not None and network >= back - 1:
             self.folder.strike_out(node.member, back)
-            self.view.say(f"{node} restarts; the others are at round {network}")
+            self.view.print_note(f"{node} restarts; the others are at round {network}")
             node.start()
 
     def _wake(self, node: NodeProcess, others: Sequence[NodeProcess]) -> None:
@@ -182,7 +182,7 @@ class Swarm:
             return  # the plan did not stop it
         if node.hung_since is None:
             node.hung_since, node.state = now, "hung"
-            self.view.say(f"{node} hangs in round {round}, as planned")
+            self.view.print_note(f"{node} hangs in round {round}, as planned")
         if hang.seconds is None:
             over = all(other.round >= round - 1 + hang.rounds for other in others)
         else:
@@ -196,18 +196,18 @@ class Swarm:
 
     def _leave(self) -> None:
         """Tell all nodes to leave after their round; a node that is late, or has not met the others, is killed."""
-        before, started = self.asked, time.monotonic()
+        before, started = self.stop_signals, time.monotonic()
         longest = max((node.pace or 0.0 for node in self.nodes), default=0.0)
         for node in self.nodes:
-            node.look()
+            node.poll()
             node.signal(signal.SIGTERM if node.met else signal.SIGKILL)
             node.signal(signal.SIGCONT)
         while any(node.running for node in self.nodes):
             time.sleep(TICK)
             for node in self.nodes:
-                node.look()
+                node.poll()
             self.view.update()
-            if self.asked > max(before, 1) or time.monotonic() - started > max(LEAST, ROUNDS * longest):
+            if self.stop_signals > max(before, 1) or time.monotonic() - started > max(LEAST, ROUNDS * longest):
                 return  # the remaining nodes are killed
 
     @contextmanager
@@ -218,9 +218,9 @@ class Swarm:
             return
 
         def stop(number: int, _: object) -> None:
-            self.asked += 1
-            if self.asked == 1:
-                self.view.say("the nodes stop after this round; press Ctrl-C again to stop at once")
+            self.stop_signals += 1
+            if self.stop_signals == 1:
+                self.view.print_note("the nodes stop after this round; press Ctrl-C again to stop at once")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

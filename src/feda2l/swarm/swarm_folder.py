@@ -100,15 +100,15 @@ class SwarmFolder:
     def strike_out(self, member: NodeFolder, round: int) -> None:
         """Remove the node's crashes up to `round` from its plan: they have happened and must not happen again."""
         values = read_toml(member.faults)
-        kept = []
+        remaining = []
         for entry in values.get("fault", []):
             if entry["kind"] in ("crash", "restart") and entry["round"] <= round:
                 named = entry["node"] if isinstance(entry["node"], list) else [entry["node"]]
                 entry["node"] = [node for node in named if node != member.id]
                 if not entry["node"]:
                     continue
-            kept.append(entry)
-        values["fault"] = kept
+            remaining.append(entry)
+        values["fault"] = remaining
         self.shared.write(member.faults, tomli_w.dumps(values).encode())
 
     def _configs(
@@ -124,15 +124,15 @@ class SwarmFolder:
         run = before[0].get("run") or f"{spec.name[:48]}-{secrets.token_hex(4)}"
         ports = free_ports([_port(values) for values in before])
         return [
-            self._config(member, spec, near, ports, run=run, insecure=insecure, wire=wire, planned=planned)
-            for member, near in zip(self.members, neighbour_lists(graph), strict=True)
+            self._config(member, spec, neighbours, ports, run=run, insecure=insecure, wire=wire, planned=planned)
+            for member, neighbours in zip(self.members, neighbour_lists(graph), strict=True)
         ]
 
     def _config(
         self,
         member: NodeFolder,
         spec: Spec,
-        near: list[dict[str, Any]],
+        neighbours: list[dict[str, Any]],
         ports: list[int],
         *,
         run: str,
@@ -157,7 +157,9 @@ class SwarmFolder:
         if not insecure:
             ca = f"../{self.authority.name}/{AUTHORITY}.pem"
             values["security"] = {"ca": ca, "certificate": f"{name}.pem", "key": f"{name}.key"}
-        values["neighbours"] = [{**neighbour, "address": f"{HOST}:{ports[neighbour['id']]}"} for neighbour in near]
+        values["neighbours"] = [
+            {**neighbour, "address": f"{HOST}:{ports[neighbour['id']]}"} for neighbour in neighbours
+        ]
         with spec.at_fault():
             refuse_unfit(spec, NodeConfig.parse(values, member.folder, str(member.config), insecure=insecure))
         return values
@@ -176,12 +178,12 @@ def name_of(id: int) -> str:
 
 def neighbour_lists(graph: Topology) -> Iterator[list[dict[str, Any]]]:
     """The neighbours of every node, without their addresses."""
-    near = graph.period[0]
-    receivers: list[set[int]] = [set() for _ in near]
-    for node, received in enumerate(near):
+    neighbours = graph.period[0]
+    receivers: list[set[int]] = [set() for _ in neighbours]
+    for node, received in enumerate(neighbours):
         for other in received:
             receivers[other].add(node)
-    for receives, listeners in zip(map(set, near), receivers, strict=True):
+    for receives, listeners in zip(map(set, neighbours), receivers, strict=True):
         yield [
             {
                 "name": name_of(other),

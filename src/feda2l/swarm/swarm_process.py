@@ -31,7 +31,7 @@ if os.getppid() == parent:
 
 
 class NodeProcess:
-    """One node. `look` updates the fields below from its log."""
+    """One node. `poll` updates the fields below from its log."""
 
     def __init__(self, member: NodeFolder, options: Sequence[str]) -> None:
         self.member, self.options = member, options
@@ -45,7 +45,7 @@ class NodeProcess:
         self.last = 0.0  # the time of its last completed round
         self.hung_since: float | None = None
         self._log = Tail(member.state.path / FILE)
-        self.look()
+        self.poll()
 
     def __str__(self) -> str:
         return self.member.name
@@ -59,7 +59,7 @@ class NodeProcess:
         return self.process is not None and self.process.returncode is None
 
     def start(self) -> None:
-        self.look()
+        self.poll()
         self.state, self.done_now, self.met, self.hung_since = "starting", 0, False, None
         node = [sys.executable, "-m", "feda2l", "node", "--config", str(self.member.config), *self.options]
         with open(self.member.output, "ab") as output:
@@ -72,7 +72,7 @@ class NodeProcess:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},  # a node trains on one core
             )
 
-    def look(self) -> int | None:
+    def poll(self) -> int | None:
         """Read new lines of its log; return its exit code if its process has just ended."""
         running = self.running
         code = self.process.poll() if self.process else None
@@ -110,7 +110,7 @@ class NodeProcess:
         path = self.member.state.rounds
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """The last lines of its output."""
         try:
             lines = self.member.output.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -14,7 +14,7 @@ def received(nodes: int, arcs: Iterable[tuple[int, int]]) -> Phase:
     rows: list[set[int]] = [set() for _ in range(nodes)]
     for i, j in arcs:
         rows[i].add(j)
-    return tuple(tuple(sorted(near - {i})) for i, near in enumerate(rows))
+    return tuple(tuple(sorted(neighbours - {i})) for i, neighbours in enumerate(rows))
 
 
 def undirected(nodes: int, edges: Iterable[tuple[int, int]]) -> Period:
@@ -25,8 +25,8 @@ def undirected(nodes: int, edges: Iterable[tuple[int, int]]) -> Period:
 def reverse(rows: Sequence[Iterable[int]]) -> Phase:
     """Reverse every edge: from the nodes that each node hears to the nodes that hear it."""
     speaks: list[list[int]] = [[] for _ in rows]
-    for i, near in enumerate(rows):
-        for j in near:
+    for i, neighbours in enumerate(rows):
+        for j in neighbours:
             speaks[j].append(i)
     return tuple(map(tuple, speaks))
 

@@ -90,10 +90,10 @@ class Mixing:
         old = period[phase]
         ids, weights = [], []
         for node, (start, stop) in enumerate(pairwise(old.offsets)):
-            near, given = rows[node] if node in rows else (old.ids[start:stop], None)
-            ids.append(np.asarray(near, dtype=np.int64))
+            neighbours, given = rows[node] if node in rows else (old.ids[start:stop], None)
+            ids.append(np.asarray(neighbours, dtype=np.int64))
             weights.append(old.weights[start:stop] if given is None else given.numpy())
-        offsets = np.concatenate([[0], np.cumsum([len(near) for near in ids])])
+        offsets = np.concatenate([[0], np.cumsum([len(neighbours) for neighbours in ids])])
         period[phase] = _MixingRows(offsets, np.concatenate(ids), np.concatenate(weights), old.mass)
         return replace(self, _period=tuple(period), _plans={})
 
@@ -240,9 +240,9 @@ def build_mixing(topology: Topology, weights: str, samples: Sequence[int], *, pu
 
 def _weigh(phase: Phase, weights: str, samples: NDArray[np.int64], *, push: bool) -> _MixingRows:
     nodes = len(phase)
-    size = np.fromiter((len(near) + 1 for near in phase), np.int64, nodes)  # deg + 1
+    size = np.fromiter((len(neighbours) + 1 for neighbours in phase), np.int64, nodes)  # deg + 1
     offsets = np.concatenate([[0], np.cumsum(size)])
-    closed = (j for i, near in enumerate(phase) for j in sorted((i, *near)))
+    closed = (j for i, neighbours in enumerate(phase) for j in sorted((i, *neighbours)))
     ids = np.fromiter(closed, np.int64, offsets[-1])
     owner = np.repeat(np.arange(nodes), size)
     if push and weights != "metropolis":

@@ -114,13 +114,13 @@ class Plan:
             else:
                 sums = apart[: len(rows)]
             for slot, (ids, weights) in enumerate(self.slots):
-                near = ids[start : start + height]
-                if not len(near):
+                senders = ids[start : start + height]
+                if not len(senders):
                     break
-                term = products[: len(near)] if slot else sums
-                torch.index_select(source, 0, near, out=term)
+                term = products[: len(senders)] if slot else sums
+                torch.index_select(source, 0, senders, out=term)
                 term.mul_(weights[start : start + height])
                 if slot:
-                    sums[: len(near)].add_(term)
+                    sums[: len(senders)].add_(term)
             if apart is not None:
                 out.index_copy_(0, rows, sums)

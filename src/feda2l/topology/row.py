@@ -33,36 +33,36 @@ def row_weights(
     - with `push`, the weights do not change, and the node keeps the share of a neighbour that it does not hear. Absence
       is mostly mutual, and mass sent to an absent node would be lost, which would change the step size share / mass.
     """
-    there = np.array([facts.id in present for facts in closed])
+    is_present = np.array([facts.id in present for facts in closed])
     if weights == "metropolis":
-        return torch.from_numpy(_metropolis_weights(node, closed, there))
+        return torch.from_numpy(_metropolis_weights(node, closed, is_present))
     if push:
-        return torch.from_numpy(_push_weights(node, closed, there))
+        return torch.from_numpy(_push_weights(node, closed, is_present))
     if weights == "samples":
-        samples = np.array([facts.samples for facts in closed], dtype=np.int64)[there]
+        samples = np.array([facts.samples for facts in closed], dtype=np.int64)[is_present]
         return torch.from_numpy(samples / samples.sum())
-    return torch.full((int(there.sum()),), 1 / int(there.sum()), dtype=torch.float64)
+    return torch.full((int(is_present.sum()),), 1 / int(is_present.sum()), dtype=torch.float64)
 
 
-def _push_weights(node: int, closed: Sequence[MixingFacts], there: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _push_weights(node: int, closed: Sequence[MixingFacts], is_present: NDArray[np.bool_]) -> NDArray[np.float64]:
     given = 1 / (1 + np.array([facts.receivers for facts in closed]))
-    own = np.array([facts.id == node for facts in closed])
+    is_node = np.array([facts.id == node for facts in closed])
     # at most what it would have given to all nodes that hear it, so that no mass is created
-    given[own] *= 1 + min((~there).sum(), *(facts.receivers for facts in closed if facts.id == node))
-    kept: NDArray[np.float64] = given[there]
-    return kept
+    given[is_node] *= 1 + min((~is_present).sum(), *(facts.receivers for facts in closed if facts.id == node))
+    present_weights: NDArray[np.float64] = given[is_present]
+    return present_weights
 
 
-def _metropolis_weights(node: int, closed: Sequence[MixingFacts], there: NDArray[np.bool_]) -> NDArray[np.float64]:
-    own = np.array([facts.id == node for facts in closed])
+def _metropolis_weights(node: int, closed: Sequence[MixingFacts], is_present: NDArray[np.bool_]) -> NDArray[np.float64]:
+    is_node = np.array([facts.id == node for facts in closed])
     size = 1 + np.array([facts.receives for facts in closed])
-    values = 1 / np.maximum(size[own], size)
+    values = 1 / np.maximum(size[is_node], size)
     # as in `build_mixing`, exact where degrees are equal
-    values[own] += np.add.reduceat(1 / size[own] - values, [0])
-    if not there.all():
-        values[own] += values[~there].sum()
-    kept: NDArray[np.float64] = values[there]
-    return kept
+    values[is_node] += np.add.reduceat(1 / size[is_node] - values, [0])
+    if not is_present.all():
+        values[is_node] += values[~is_present].sum()
+    present_weights: NDArray[np.float64] = values[is_present]
+    return present_weights
 
 
 def mean_weights(

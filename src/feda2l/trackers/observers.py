@@ -26,8 +26,8 @@ BACKLOG = 10_000  # maximum number of rounds that a tracker may be behind
 class Observers:
     """All trackers of a process. Each tracker receives every run."""
 
-    def __init__(self, trackers: Sequence[TrackerLike] = (), say: Callable[[str], None] | None = None) -> None:
-        self.observers = [Observer(*find_tracker(wanted), say or _say) for wanted in trackers]
+    def __init__(self, trackers: Sequence[TrackerLike] = (), print_note: Callable[[str], None] | None = None) -> None:
+        self.observers = [Observer(*find_tracker(wanted), print_note or _print) for wanted in trackers]
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +61,8 @@ class Observers:
 class Observer:
     """One kind of tracker, with one instance per run. The run only queues calls; a thread executes them."""
 
-    def __init__(self, name: str, make: MakeTracker, say: Callable[[str], None]) -> None:
-        self.name, self.make, self.say = name, make, say
+    def __init__(self, name: str, make: MakeTracker, print_note: Callable[[str], None]) -> None:
+        self.name, self.make, self.print_note = name, make, print_note
         self.followed: dict[RunFolder, tuple[Tracker, TrackedRun]] = {}  # used by the thread only
         self.waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(BACKLOG)
         self.calling = threading.Lock()  # held by the thread during a call
@@ -104,7 +104,7 @@ class Observer:
 
     def _drop(self, why: str) -> None:
         self.dropped = True
-        self.say(f"tracker {self.name} stopped: {why}; the run continues without it. See: feda2l explain tracker")
+        self.print_note(f"tracker {self.name} stopped: {why}; the run continues without it. See: feda2l explain tracker")
 
     # --- called by the thread ----------------------------------------------------------------------------------
 
@@ -115,8 +115,8 @@ class Observer:
                 try:
                     call()
                 except BaseException as error:  # a library or a user's class may raise anything
-                    words = str(error).strip().splitlines()
-                    self.failure = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+                    lines = str(error).strip().splitlines()
+                    self.failure = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
                     return
                 self.since = None
 
@@ -163,5 +163,5 @@ def timed(record: RoundRecord, timing: RoundTimings) -> TimedRecord:
     return {**record, "seconds": total_seconds(timing)}
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"feda2l: {text}", file=sys.stderr, flush=True)

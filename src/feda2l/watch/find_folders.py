@@ -39,7 +39,7 @@ class _Folder:
 
 
 class Folders:
-    """`look` returns the runs below `top`, each with its study's name; `planned` are those to come."""
+    """`refresh` returns the runs below `top`, each with its study's name; `planned` are those to come."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -47,7 +47,7 @@ class Folders:
         self.too_many = False
         self._known: dict[Path, _Folder] = {}
 
-    def look(self) -> dict[Path, str]:
+    def refresh(self) -> dict[Path, str]:
         before, self._known = self._known, {}
         self.planned, self.too_many = [], False
         return dict(self._walk(self.top, "", before))

@@ -22,29 +22,29 @@ class Follower:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.version = 0
-        self.closed = False  # True ends a long `look` early
+        self.closed = False  # True ends a long `refresh` early
         self._reading = threading.Lock()  # the thread of a closed page may still be reading
         self._folders = Folders(self.folder)
         self._runs: dict[Path, WatchedRun] = {}
-        self._told: dict[str, tuple[int, str]] = {}  # run id -> (version of its last change, its JSON)
+        self._texts_of: dict[str, tuple[int, str]] = {}  # run id -> (version of its last change, its JSON)
         self._ids = 0  # version in which a run was last added or removed
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read all changed files. Return True if anything changed."""
         with self._reading:
-            return self._look()
+            return self._refresh()
 
     def since(self, version: int) -> str:
         """Return the news as JSON: the runs that changed, and all ids if a run was added or removed."""
-        runs = ",".join(text for changed, text in self._told.values() if changed > version)
-        ids = json.dumps(list(self._told) if self._ids > version else None)
+        runs = ",".join(text for changed, text in self._texts_of.values() if changed > version)
+        ids = json.dumps(list(self._texts_of) if self._ids > version else None)
         note = f"Only the first {MOST:,} folders are shown." if self._folders.too_many else ""
         name = self.folder.name or str(self.folder)
         return f'{{"folder":{json.dumps(name)},"note":{json.dumps(note)},"ids":{ids},"runs":[{runs}]}}'
 
     def changed(self, id: str) -> int:
         """Return the version in which a run last changed, or -1 if there is no such run."""
-        return self._told.get(id, (-1, ""))[0]
+        return self._texts_of.get(id, (-1, ""))[0]
 
     def detail(self, id: str) -> str:
         """Return the details of one run as JSON."""
@@ -53,22 +53,22 @@ class Follower:
             try:
                 return _json(run.detail() if run else {"id": id})
             except DAMAGE as error:
-                words = f"its folder cannot be read: {error}"
-                return _json({"id": id, "heat": words, "edges": words})
+                why = f"its folder cannot be read: {error}"
+                return _json({"id": id, "heat": why, "edges": why})
 
-    def _look(self) -> bool:
+    def _refresh(self) -> bool:
         version = self.version + 1
         self._runs = {
             path: self._runs.get(path) or watched(self._id(path), path, study)
-            for path, study in self._folders.look().items()
+            for path, study in self._folders.refresh().items()
         }
         texts = self._texts()
         if self.closed:
             return False
         texts_by_run = {id: self._versioned(id, text, version) for id, text in texts.items()}
-        if texts_by_run.keys() != self._told.keys() or version == 1:
+        if texts_by_run.keys() != self._texts_of.keys() or version == 1:
             self._ids = version
-        self._told = texts_by_run
+        self._texts_of = texts_by_run
         if version in (self._ids, *(changed for changed, _ in texts_by_run.values())):
             self.version = version  # set last, so that a reader that sees it also sees the new data
         return self.version == version
@@ -80,8 +80,8 @@ class Follower:
             if self.closed:
                 break
             try:
-                changed = run.look(locked) or run.id not in self._told
-                texts[run.id] = _json(run.told()) if changed else self._told[run.id][1]
+                changed = run.refresh(locked) or run.id not in self._texts_of
+                texts[run.id] = _json(run.row()) if changed else self._texts_of[run.id][1]
             except DAMAGE as error:  # damaged files in one folder must not stop the page for the others
                 texts[run.id] = _json(unreadable(run, error))
         for planned in self._folders.planned:
@@ -91,7 +91,7 @@ class Follower:
         return texts
 
     def _versioned(self, id: str, text: str, version: int) -> tuple[int, str]:
-        before = self._told.get(id)
+        before = self._texts_of.get(id)
         return before if before and before[1] == text else (version, text)
 
     def _id(self, path: Path) -> str:

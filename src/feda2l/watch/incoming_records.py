@@ -104,20 +104,20 @@ class Arriving:
 
 def joined(nodes: Sequence[Rounds]) -> Rounds:
     """Combine the rounds of a network's nodes into those of one run: each value is the mean over available nodes."""
-    whole = Rounds()
-    whole.count = len(nodes)
-    whole.metric = next(filter(None, (node.metric for node in nodes)), "")
-    whole.layers = next(filter(None, (node.layers for node in nodes)), [])
-    whole.nodes = [node.nodes[0] if node.nodes else float("nan") for node in nodes]
-    whole.score = _mean([node.score for node in nodes])
-    whole.loss = _mean([node.loss for node in nodes])
-    whole.sent = np.nansum(_table([node.sent for node in nodes]), axis=0).tolist()
-    whole.distance = [float("nan")] * len(whole.score)  # the consensus distance needs all models
-    count = len(whole.layers)
+    network = Rounds()
+    network.count = len(nodes)
+    network.metric = next(filter(None, (node.metric for node in nodes)), "")
+    network.layers = next(filter(None, (node.layers for node in nodes)), [])
+    network.nodes = [node.nodes[0] if node.nodes else float("nan") for node in nodes]
+    network.score = _mean([node.score for node in nodes])
+    network.loss = _mean([node.loss for node in nodes])
+    network.sent = np.nansum(_table([node.sent for node in nodes]), axis=0).tolist()
+    network.distance = [float("nan")] * len(network.score)  # the consensus distance needs all models
+    count = len(network.layers)
     shown = nodes[: max(1, CELLS // max(1, count))]
-    for at in range(len(whole.score)):
-        whole.signals.append(np.concatenate([node.signals_at(at, count) for node in shown], axis=1))
-    return whole
+    for at in range(len(network.score)):
+        network.signals.append(np.concatenate([node.signals_at(at, count) for node in shown], axis=1))
+    return network
 
 
 def _signals(record: RoundRecord) -> Signals | None:

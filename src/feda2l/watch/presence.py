@@ -17,7 +17,7 @@ class Presence:
         self.folder = folder
         self._seen = False  # True once the lock was seen
 
-    def there(self, locked: LockedFolders, pace: float | None) -> bool:
+    def is_working(self, locked: LockedFolders, pace: float | None) -> bool:
         if is_locked(self.folder.path, locked):
             self._seen = True
             return True

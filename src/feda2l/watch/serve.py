@@ -28,7 +28,7 @@ class LiveServer(HttpServer):
         self.listeners = 0  # open streams
         self._page = page.encode()
         self._lock = threading.Lock()
-        self._next_look = 0.0
+        self._next_refresh = 0.0
         self._closed = threading.Event()
         super().__init__(listener, self._respond, connections=CONNECTIONS, hosts=HOSTS)
 
@@ -54,7 +54,7 @@ class LiveServer(HttpServer):
         self._count(1)
         try:
             while not self._closed.is_set():
-                self._look()
+                self._refresh()
                 follower = self.follower
                 if (version := follower.version) > seen:
                     text, seen = follower.since(seen), version
@@ -67,12 +67,12 @@ class LiveServer(HttpServer):
         finally:
             self._count(-1)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Look at the files, at most once per tick for all streams."""
         with self._lock:
-            if time.monotonic() >= self._next_look:
-                self.follower.look()
-                self._next_look = time.monotonic() + TICK
+            if time.monotonic() >= self._next_refresh:
+                self.follower.refresh()
+                self._next_refresh = time.monotonic() + TICK
 
     def _count(self, change: int) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ class WatchedNode:
         self.arriving, self.presence = Arriving(self.folder), Presence(self.folder)
         self.state = "waiting"
 
-    def look(self, locked: LockedFolders) -> bool:
+    def refresh(self, locked: LockedFolders) -> bool:
         """Read new rounds. Return True if anything changed."""
         before = self.state
         changed = self.arriving.read()
@@ -26,10 +26,10 @@ class WatchedNode:
         elif not self.folder.started:
             self.state = "waiting"
         else:
-            self.state = "running" if self.presence.there(locked, self.arriving.pace) else "stopped"
+            self.state = "running" if self.presence.is_working(locked, self.arriving.pace) else "stopped"
         return changed or self.state != before
 
-    def told(self) -> dict[str, object]:
+    def row(self) -> dict[str, object]:
         rounds = self.arriving.rounds
         score, loss = numbers((rounds.nodes[0] if rounds.nodes else float("nan"), (rounds.loss or [float("nan")])[-1]))
         return {

@@ -25,12 +25,12 @@ Seen = tuple[int, int, int] | None  # inode, size and modification time of a fil
 
 
 class WatchedRun:
-    """One run: `look` reads its files, `told` returns its table row and curve, `detail` the view of a selected run."""
+    """One run: `refresh` reads its files, `row` returns its table row and curve, `detail` the view of one run."""
 
     def __init__(self, id: str, path: Path, study: str = "") -> None:
         self.id, self.study, self.folder = id, study, RunFolder(path)
         self.state: State = "waiting"
-        self.words = ""  # reason of a failure, or a problem with the records
+        self.message = ""  # reason of a failure, or a problem with the records
         self.run = FoundRun(path, {}, {}, FolderRecords(path))
         self.nodes: list[WatchedNode] = []  # nodes of a swarm
         self.rounds = Rounds()  # rounds read so far; empty for a completed run
@@ -39,13 +39,13 @@ class WatchedRun:
         self._curve: Curve | None = None  # set when the run is complete
         self._files: dict[str, Seen] = {}
 
-    def look(self, locked: LockedFolders) -> bool:
+    def refresh(self, locked: LockedFolders) -> bool:
         """Read changed files. Return True if anything changed since the last call."""
-        before = self.state, self.words
+        before = self.state, self.message
         changed = self._read_files()
         if changed or not self.run.summary:
             for node in self.nodes:
-                changed |= node.look(locked)
+                changed |= node.refresh(locked)
         if self.run.summary:
             self._arriving = None
             self.state = "non_finite" if self.run.non_finite else "finished"
@@ -53,14 +53,14 @@ class WatchedRun:
             changed |= self._read_rounds(locked)
         if changed:
             self.rounds = self._arrived()
-        return changed or before != (self.state, self.words)
+        return changed or before != (self.state, self.message)
 
     @property
     def done(self) -> int:
         """Number of completed rounds."""
         return int(self.run.summary["rounds"]) if self.run.summary else len(self.rounds)
 
-    def told(self) -> dict[str, object]:
+    def row(self) -> dict[str, object]:
         run, rounds = self.run, self.rounds
         name = run.name if self.id == "." else self.id
         return {
@@ -72,7 +72,7 @@ class WatchedRun:
             "method": _method(name, run.seed),
             "seed": run.seed,
             "state": self.state,
-            "words": self.words,
+            "words": self.message,
             "round": self.done,
             "rounds": run.rounds,
             "metric": rounds.metric or run.metric,
@@ -80,7 +80,7 @@ class WatchedRun:
             "loss": self._loss(),
             "left": self._left(),
             **self._curves(),
-            "swarm": [node.told() for node in self.nodes],
+            "swarm": [node.row() for node in self.nodes],
         }
 
     def _loss(self) -> float | None:
@@ -137,7 +137,7 @@ class WatchedRun:
         self._files = seen
         records = FolderRecords(folder.path)
         self.run = FoundRun(folder.path, _toml(folder.spec), _finished(folder.summary), records)
-        self.words, self._curve = "", None
+        self.message, self._curve = "", None
         folders = [config.parent for config in nodes.glob("*/node.toml")] if (nodes / "spec.toml").exists() else []
         folders.sort(key=lambda path: (len(path.name), path.name))  # sorts n2 before n10
         if [path.name for path in folders] != [node.name for node in self.nodes]:
@@ -151,7 +151,7 @@ class WatchedRun:
         self._curve = read_curves([self.run], notes).get(self.folder.path)
         where = self.run.summary.get("non_finite") or {}
         place = [f"round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"] * bool(where)
-        self.words = "; ".join(place if self._curve else [*place, *notes.reasons])
+        self.message = "; ".join(place if self._curve else [*place, *notes.reasons])
 
     def _read_rounds(self, locked: LockedFolders) -> bool:
         if self._arriving is None:
@@ -160,12 +160,12 @@ class WatchedRun:
         changed = False if self.nodes else self._arriving.read()
         error = _error(self.folder.path)
         working = any(node.state == "running" for node in self.nodes)
-        if self._presence.there(locked, self._arriving.pace) or working:
-            self.state, self.words = "running", self._arriving.damage
+        if self._presence.is_working(locked, self._arriving.pace) or working:
+            self.state, self.message = "running", self._arriving.damage
         elif error:
-            self.state, self.words = "failed", error
+            self.state, self.message = "failed", error
         else:
-            self.state, self.words = "stopped", self._arriving.damage
+            self.state, self.message = "stopped", self._arriving.damage
         return changed
 
     def _arrived(self) -> Rounds:
@@ -174,12 +174,12 @@ class WatchedRun:
         return joined([node.arriving.rounds for node in self.nodes]) if self.nodes else self._arriving.rounds
 
 
-class BundledRun(WatchedRun):
+class WatchedBundle(WatchedRun):
     """A run of a bundle: it has ended, and is read again when the bundle is written again."""
 
     def _read_files(self) -> bool:
-        found = bundle_above(self.folder.path)
-        manifest = {MANIFEST: _seen(found[0] / MANIFEST) if found else None}
+        bundle = bundle_above(self.folder.path)
+        manifest = {MANIFEST: _seen(bundle[0] / MANIFEST) if bundle else None}
         if manifest == self._files:
             return False
         self._files = manifest
@@ -190,7 +190,7 @@ class BundledRun(WatchedRun):
 
 def watched(id: str, path: Path, study: str) -> WatchedRun:
     """The run with this path, which may lead into a bundle."""
-    return (BundledRun if bundle_above(path) else WatchedRun)(id, path, study)
+    return (WatchedBundle if bundle_above(path) else WatchedRun)(id, path, study)
 
 
 def waiting(id: str, study: str, seed: int) -> dict[str, object]:
@@ -210,9 +210,9 @@ def _method(name: str, seed: int) -> str:
 
 def _blank(id: str) -> dict[str, object]:
     lists: dict[str, list[object]] = {name: [] for name in ("x", "score", "distance_x", "distance", "swarm")}
-    words = dict.fromkeys(("setting", "method", "metric", "words"), "")
+    blank = dict.fromkeys(("setting", "method", "metric", "words"), "")
     unknown = dict.fromkeys(("seed", "round", "rounds", "target", "loss", "left", "sent"))
-    return {"id": id, "name": id, **words, **unknown, **lists}
+    return {"id": id, "name": id, **blank, **unknown, **lists}
 
 
 def _thinned(values: Floats) -> Any:

@@ -30,8 +30,8 @@ class Mailbox:
     neighbour that asks for an older message gets the newest head and learns that the network went on without it.
     """
 
-    def __init__(self, kept: int = 2) -> None:
-        self._messages: deque[Message] = deque(maxlen=kept)  # more if some nodes only receive and may lag
+    def __init__(self, history: int = 2) -> None:
+        self._messages: deque[Message] = deque(maxlen=history)  # more if some nodes only receive and may lag
         self._held: list[tuple[tuple[int, int], Reply]] = []
         self._lock = threading.Lock()
 
@@ -52,18 +52,18 @@ class Mailbox:
         """The transport's `Answer`."""
         kind, _, rest = key.partition("/")
         when = _when(rest)
-        found: Payload | None = None
+        payload: Payload | None = None
         with self._lock:
             if key == NEWEST:
-                found = self._messages[-1].head if self._messages else None
+                payload = self._messages[-1].head if self._messages else None
             elif kind == "load" and (message := self._find(when)):
-                found = message.load
+                payload = message.load
             elif kind == "head" and when:
-                found = self._head(when)
-                if found is None:
+                payload = self._head(when)
+                if payload is None:
                     self._held.append((when, reply))
                     return
-        reply(found)
+        reply(payload)
 
     def _find(self, when: tuple[int, int] | None) -> Message | None:
         return next((message for message in self._messages if message.when == when), None)

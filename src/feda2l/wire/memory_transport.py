@@ -31,22 +31,22 @@ class Hub:
         """Cut the link in both directions until `heal`; open requests on it end without an answer."""
         with self.lock:
             self.cuts.add(frozenset((one, other)))
-        self.end(lambda question: {question.asker, question.asked} == {one, other})
+        self.end(lambda question: {question.asker, question.answerer} == {one, other})
 
     def heal(self, one: str, other: str) -> None:
         with self.lock:
             self.cuts.discard(frozenset((one, other)))
 
-    def reach(self, asker: str, asked: str) -> "MemoryTransport | None":
+    def reach(self, asker: str, answerer: str) -> "MemoryTransport | None":
         with self.lock:
-            member = self.members.get(asked)
-            linked = asker in self.members and frozenset((asker, asked)) not in self.cuts
+            member = self.members.get(answerer)
+            linked = asker in self.members and frozenset((asker, answerer)) not in self.cuts
             return member if linked and member is not None and member.answer is not None else None
 
     def leave(self, name: str) -> None:
         with self.lock:
             del self.members[name]
-        self.end(lambda question: name in (question.asker, question.asked))
+        self.end(lambda question: name in (question.asker, question.answerer))
 
     def end(self, touched: "Callable[[_MemoryRequest], bool]") -> None:
         with self.lock:
@@ -72,15 +72,15 @@ class MemoryTransport:
     def ask(
         self, neighbour: str, key: str, timeout: float, limit: int, into: memoryview | None = None
     ) -> Payload | None:
-        asked = self.hub.reach(self.name, neighbour)
-        if asked is None:
+        answerer = self.hub.reach(self.name, neighbour)
+        if answerer is None:
             return None
         question = _MemoryRequest(self.name, neighbour, key)
         with self.hub.lock:
             self.hub.questions.append(question)
         try:
-            asked.take(question)
-            if self.hub.reach(self.name, neighbour) is not asked:  # the link was cut or the node left in between
+            answerer.take(question)
+            if self.hub.reach(self.name, neighbour) is not answerer:  # the link was cut or the node left in between
                 return None
             question.answered.wait(timeout)
         finally:
@@ -129,8 +129,8 @@ class MemoryTransport:
 class _MemoryRequest:
     """A request and, when it has arrived, its answer."""
 
-    def __init__(self, asker: str, asked: str, key: str) -> None:
-        self.asker, self.asked, self.key = asker, asked, key
+    def __init__(self, asker: str, answerer: str, key: str) -> None:
+        self.asker, self.answerer, self.key = asker, answerer, key
         self.payload: Payload | None = None
         self.answered = threading.Event()
         self.lock = threading.Lock()

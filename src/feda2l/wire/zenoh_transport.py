@@ -169,14 +169,14 @@ class ZenohTransport:
             if total <= PIECE:
                 return first[1].payload.to_bytes()
             # not a bytearray, because Python would fill it with zeros first
-            whole = np.empty(total, np.uint8).data if into is None or len(into) < total else into[:total]
-            whole[:PIECE] = first[1].payload.to_bytes()
+            buffer = np.empty(total, np.uint8).data if into is None or len(into) < total else into[:total]
+            buffer[:PIECE] = first[1].payload.to_bytes()
             del first  # frees the received fragments
-            return whole if self._fetch_rest(where, key, until, whole, inbox) else None
+            return buffer if self._fetch_rest(where, key, until, buffer, inbox) else None
 
-    def _fetch_rest(self, where: str, key: str, until: float, whole: memoryview, inbox: "_Inbox") -> bool:
-        """Fetch all pieces except the first into `whole`; False if one does not arrive in time."""
-        total = len(whole)
+    def _fetch_rest(self, where: str, key: str, until: float, buffer: memoryview, inbox: "_Inbox") -> bool:
+        """Fetch all pieces except the first into `buffer`; False if one does not arrive in time."""
+        total = len(buffer)
         starts = range(PIECE, total, PIECE)
         following = iter(starts)
         for start in islice(following, AHEAD):
@@ -191,7 +191,7 @@ class ZenohTransport:
             _check(piece, start, total, key)
             for later in islice(following, 1):
                 self._send(f"{where}?from={later}", later, until, inbox)
-            whole[start : start + PIECE] = piece.payload.to_bytes()
+            buffer[start : start + PIECE] = piece.payload.to_bytes()
         return True
 
     def _send(self, selector: str, start: int, until: float, inbox: "_Inbox") -> None:
