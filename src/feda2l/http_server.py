@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 from urllib.parse import parse_qsl
 
 __all__ = ["HttpServer", "Query", "Response", "Stream", "listen"]
@@ -22,6 +21,7 @@ QUEUE = 64  # connections that wait to be accepted: a burst is answered or close
 
 Query = Mapping[str, str]
 Stream = Generator[bytes, None, None]
+Request = socket.socket | tuple[bytes, socket.socket]  # what socketserver passes; a datagram server has the second
 
 
 @dataclass(frozen=True)
@@ -85,19 +85,19 @@ class HttpServer(socketserver.ThreadingMixIn, HTTPServer):
         self.server_address = listener.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Request, client_address: object) -> None:
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Request, client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Request, client_address: object) -> None:
         """Print a traceback, unless the client only closed the connection or took too long."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)

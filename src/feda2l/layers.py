@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from feda2l.errors import FedA2LError
 from feda2l.names import nearest
 from feda2l.optimizer_groups import HOMES, Home, uncompiled
+from feda2l.plain_values import PlainDict
 
 Granularity = Literal["module", "tensor", "block", "model"]
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -71,7 +72,7 @@ def find_layers(model: nn.Module, granularity: Granularity = "module", *, split_
 
 def layer_groups(
     model: nn.Module, *, granularity: Granularity = "module", split_recurrent: bool = False
-) -> list[dict[str, Any]]:
+) -> list[PlainDict]:
     """Return one optimizer parameter group per layer: `{"params": [...], "name": ..., "tensors": [...]}`.
 
     Pass the list to a torch optimizer in place of `model.parameters()`; `feda2l.FedA2L` then sets each group's `lr`.

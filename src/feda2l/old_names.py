@@ -4,7 +4,8 @@ This module is the only place outside the changelog where an old name occurs.
 """
 
 from collections.abc import Mapping
-from typing import Any
+
+from feda2l.plain_values import PlainDict, PlainMapping
 
 # key of a spec -> its new name
 SPEC_KEYS = {
@@ -22,22 +23,22 @@ RECORD_KEYS = {"sigma": "divergence", "zeta": "stability", "heard": "received"}
 SUMMARY_WORDS = {"diverged": "non_finite"}
 
 
-def current_record(record: Any) -> Any:
+def current_record(record: PlainDict) -> PlainDict:
     """The record of a round with the present names, in the same order. Changes nothing in a present record."""
-    if not isinstance(record, dict) or "sigma" not in record.get("layers", ()):
+    if not isinstance(record, Mapping) or "sigma" not in record.get("layers", ()):
         return record
     renamed = _renamed(record, RECORD_KEYS)
     return renamed | {part: _renamed(renamed[part], RECORD_KEYS) for part in ("nodes", "layers")}
 
 
-def current_summary(summary: dict[str, Any]) -> dict[str, Any]:
+def current_summary(summary: PlainDict) -> PlainDict:
     """The summary of a run with the present names."""
     renamed = _renamed(summary, SUMMARY_WORDS)
     status = renamed.get("status")
     return renamed | ({"status": SUMMARY_WORDS[status]} if status in SUMMARY_WORDS else {})
 
 
-def current_spec(values: Mapping[str, Any]) -> dict[str, Any]:
+def current_spec(values: PlainMapping) -> PlainDict:
     """The spec of an old run folder with the present keys.
 
     >>> current_spec({"seed": 1, "model": {"name": "cnn", "start": "weights.safetensors"}})
@@ -53,5 +54,5 @@ def current_spec(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _renamed(table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(table: PlainMapping, names: Mapping[str, str]) -> PlainDict:
     return {names.get(key, key): value for key, value in table.items()}

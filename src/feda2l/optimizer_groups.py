@@ -1,18 +1,18 @@
 """Read and check the optimizer groups that FedA2L sets the learning rates of."""
 
-import warnings
 import weakref
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from feda2l.errors import FedA2LError
+from feda2l.errors import FedA2LError, warn_once
+from feda2l.plain_values import PlainDict
 
-Group = dict[str, Any]
+Group = PlainDict
 Shapes = dict[str, dict[str, list[int]]]
 
 REFUSED: dict[type[Optimizer], str] = {
@@ -58,10 +58,9 @@ def claim(optimizer: Optimizer, owner: object) -> None:
             "delete it first, or build a new optimizer"
         )
     if hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched"):
-        warnings.warn(
+        warn_once(
             f"another learning rate scheduler was built on this {type(optimizer).__name__}. FedA2L takes the present "
             "lr of each group as its base rate and overwrites later changes: do not step the other scheduler",
-            UserWarning,
             stacklevel=3,
         )
     _OWNERS[optimizer] = weakref.ref(owner)
@@ -168,11 +167,10 @@ def warn_of_changed_rates(groups: list[Group], written: list[float]) -> list[flo
     present = read_rates(groups)
     for group, rate, ours in zip(groups, present, written, strict=True):
         if rate != ours:
-            warnings.warn(
+            warn_once(
                 f"layer {group['name']}: its lr was changed from {ours:g} to {rate:g} after FedA2L had set it, by hand "
                 "or by another scheduler. FedA2L overwrites it in its next step(). To change the base rate, build the "
                 "optimizer and FedA2L again",
-                UserWarning,
                 stacklevel=5,
             )
             break

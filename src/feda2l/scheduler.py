@@ -1,15 +1,14 @@
 """FedA2L for any PyTorch training loop: layer-wise learning rates, set once per communication round."""
 
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from feda2l.equations import Signals, WindowForm, aggregation_stability, weight_divergence
-from feda2l.errors import FedA2LError
+from feda2l.errors import FedA2LError, warn_once
 from feda2l.layers import Layer
 from feda2l.optimizer_groups import (
     Group,
@@ -23,6 +22,7 @@ from feda2l.optimizer_groups import (
     without_wrapper,
     write_rates,
 )
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.rates.base import Setting
 from feda2l.rates.feda2l import DEEP, FedA2LRule
 from feda2l.rates.frozen_layers import FreezableRates
@@ -143,10 +143,9 @@ class FedA2L:
         self._signals: Signals | None = None  # of the last step
         self._written: list[float] = []  # the rates as the groups held them after the last write
         if preset == "reference" and len(groups) > DEEP:
-            warnings.warn(
+            warn_once(
                 f"preset 'reference' on {len(groups)} layers: the released code gives models of more than {DEEP} "
                 "layers no momentum; FedA2L does not change your optimizer's momentum",
-                UserWarning,
                 stacklevel=2,
             )
         claim(optimizer, self)
@@ -224,7 +223,7 @@ class FedA2L:
         """Return the rate of each of the optimizer's groups, as torch's schedulers do."""
         return read_rates(self.optimizer.param_groups)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PlainDict:
         """Return everything that changes, an open round included, as plain tensors and numbers."""
         return {
             "round": self.round,
@@ -239,7 +238,7 @@ class FedA2L:
             "kept": [state.clone() for state in self._last_states],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: PlainMapping) -> None:
         """Resume where `state_dict` was called, between any two calls, and write the rates to the optimizer's groups.
 
         Load the states of the model and the optimizer yourself, before or after. A state that was saved from a bare

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from feda2l.errors import FedA2LError, located
 from feda2l.names import nearest
 from feda2l.old_names import SPEC_KEYS
+from feda2l.plain_values import PlainDict, PlainMapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TomlSource:
         return located(message, file=next((self.sets[key] for key in keys if key in self.sets), self.name))
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> PlainDict:
     """Read a TOML file as plain values."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -59,9 +60,9 @@ def parse_set(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def with_sets(values: Mapping[str, Any], sets: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def with_sets(values: PlainMapping, sets: Sequence[str]) -> tuple[PlainDict, dict[str, str]]:
     """The values with the overrides applied, and the override of each overridden key."""
-    merged: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
+    merged: PlainDict = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
     origins = {}
     for text in sets:
         key, value = parse_set(text)
@@ -95,7 +96,7 @@ def explain(
     return lines
 
 
-def _fields(root: type[BaseModel], path: list[str]) -> Mapping[str, Any]:
+def _fields(root: type[BaseModel], path: list[str]) -> PlainMapping:
     """The keys of the table at `path` below a model."""
     model: Any = root
     for part in path:
@@ -106,5 +107,5 @@ def _fields(root: type[BaseModel], path: list[str]) -> Mapping[str, Any]:
         model = next((kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation)
         if not hasattr(model, "model_fields"):
             return {}
-    fields: Mapping[str, Any] = model.model_fields
+    fields: PlainMapping = model.model_fields
     return fields

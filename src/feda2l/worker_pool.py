@@ -42,7 +42,7 @@ class Pool:
         self.pipes.append(ours)
         self.workers.append(worker)
 
-    def map(self, method: str, jobs: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def map(self, method: str, jobs: Sequence[tuple[object, ...]]) -> list[Any]:
         """Return `[target.method(*job) for job in jobs]`, each by the next free worker; put long jobs first."""
         if not self.pipes:
             with torch.random.fork_rng(devices=[]):  # a worker seeds its own generator; this is the user's
@@ -69,7 +69,7 @@ class Pool:
             worker.join()
         self.pipes, self.workers = [], []
 
-    def _send(self, pipe: Connection, message: Any) -> None:
+    def _send(self, pipe: Connection, message: object) -> None:
         try:
             pipe.send(message)
         except OSError:
@@ -126,7 +126,7 @@ def _work(target: object, pipe: Connection, inherited: list[Connection], parent:
         except (EOFError, OSError):
             os._exit(0)
         try:
-            reply: tuple[str, Any] = ("result", getattr(target, method)(*job))
+            reply: tuple[str, object] = ("result", getattr(target, method)(*job))
         except FedA2LError as error:
             reply = ("mistake", str(error))
         except BaseException:

@@ -96,10 +96,10 @@ def small(monkeypatch):
     monkeypatch.setattr(works, "WORKS", SMALL)
     assert HALF.keys() == works.HALF_WORKS.keys()
     monkeypatch.setattr(works, "HALF_WORKS", HALF)
-    assert REPORT.keys() == compare.report_works().keys()
-    monkeypatch.setattr(compare, "report_works", lambda: REPORT)
-    assert EXCHANGE.keys() == compare.exchange_works().keys()
-    monkeypatch.setattr(compare, "exchange_works", lambda: EXCHANGE)
+    assert REPORT.keys() == compare.load_report_benchmarks().keys()
+    monkeypatch.setattr(compare, "load_report_benchmarks", lambda: REPORT)
+    assert EXCHANGE.keys() == compare.load_exchange_benchmarks().keys()
+    monkeypatch.setattr(compare, "load_exchange_benchmarks", lambda: EXCHANGE)
 
 
 @pytest.mark.long

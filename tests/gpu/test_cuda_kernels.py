@@ -4,7 +4,7 @@ import pytest
 import torch
 from rounds_on_devices import difference
 
-from feda2l.engines.batched_timer import dropouts, timer_forward
+from feda2l.engines.batched_timer import count_dropout_layers, timer_forward
 from feda2l.engines.timer_passes import draws_of
 from feda2l.layers import find_layers
 from feda2l.models.timer import Timer
@@ -55,7 +55,7 @@ def test_timer_kernels_match_the_pytorch_operations(precision: torch.dtype, near
     found = []
     for leaves, device, dtype in ((exact, "cpu", torch.float64), (half, "cuda", precision)):
         forward = timer_forward(model, torch.device(device), dtype)
-        draws = draws_of(seeds.to(device), torch.zeros(3, device=device), dropouts(model))
+        draws = draws_of(seeds.to(device), torch.zeros(3, device=device), count_dropout_layers(model))
         forecast = forward(leaves, x.to(device, torch.float64 if device == "cpu" else torch.float32), draws)
         found.append([forecast, *torch.autograd.grad(forecast.square().sum(), leaves)])
     names = ["forecast", *(name for name, _ in model.named_parameters())]

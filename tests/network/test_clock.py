@@ -8,7 +8,7 @@ from feda2l.errors import FedA2LError
 from feda2l.network import Clock
 from feda2l.network.draws import lognormal
 from feda2l.network.links import DrawnLinks, LinkTime, ListedLinks
-from feda2l.network.nodes import speeds, uplinks
+from feda2l.network.node_properties import speeds, uplinks
 from feda2l.network.profiles import LINKS, SPEEDS, LinkProfile
 from feda2l.topology import build
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feda2l.engines import timer_passes
-from feda2l.engines.batched_timer import dropouts, timer_forward
+from feda2l.engines.batched_timer import count_dropout_layers, timer_forward
 from feda2l.engines.timer_passes import DropoutMask, draws_of
 from feda2l.models.timer import Timer
 
@@ -68,7 +68,10 @@ def whole(passes: ModuleType) -> None:
     parameters = [
         (leaf.detach() * 0.3).requires_grad_() for leaf in leaves(*shapes)
     ]  # larger values have larger rounding errors
-    x, draws = torch.randn(ROWS, 5, 32, 2), draws_of(torch.arange(ROWS).int(), torch.zeros(ROWS), dropouts(model))
+    x, draws = (
+        torch.randn(ROWS, 5, 32, 2),
+        draws_of(torch.arange(ROWS).int(), torch.zeros(ROWS), count_dropout_layers(model)),
+    )
     found = []
     for used in (timer_passes, passes):
         torch.compiler.reset()  # otherwise both use the code compiled first, since guards ignore modules

@@ -209,7 +209,7 @@ def test_a_swarm_is_shown_per_node_and_as_one_run(follower: Follower, tmp_path: 
 def test_a_round_that_a_node_missed_is_a_gap(missed: int, tmp_path: Path) -> None:
     nodes = []
     for number in range(2):
-        rounds = incoming_records.Rounds()
+        rounds = incoming_records.RoundSeries()
         for round in range(1, 4):
             gone = number == 0 and round == missed
             rounds.add(missed_round(round) if gone else record(round, number / 2, nodes=1, received=[1 - number]))
@@ -283,7 +283,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_point(follower: Follower, tm
 
 
 def test_heat_maps_are_means_over_present_nodes() -> None:
-    rounds = incoming_records.Rounds()
+    rounds = incoming_records.RoundSeries()
     for number in range(1, BINS + 2):  # one more than the number of bins: two rounds per bin
         away = record(number, 0.5)
         away["layers"]["divergence"][1] = [None, None] if number % 2 else [4.0, 6.0]
@@ -297,7 +297,7 @@ def test_heat_maps_are_means_over_present_nodes() -> None:
 
 def test_number_of_nodes_in_heat_maps_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incoming_records, "CELLS", 5)
-    rounds = incoming_records.Rounds()
+    rounds = incoming_records.RoundSeries()
     rounds.add(record(1, 0.5, nodes=9))
     assert np.shape(rounds.signals[0]) == (3, 2, 2)  # two nodes with two layers each
     heat = heat_of_rounds(rounds)

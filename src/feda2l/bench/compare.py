@@ -5,13 +5,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from feda2l.bench import works
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
+from feda2l.plain_values import PlainDict
 from feda2l.runs.device import cpu_has_bf16, why_no_gpu
 from feda2l.runs.environment import environment
 from feda2l.worker_pool import default_processes
@@ -27,7 +27,13 @@ def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
         json_file: File that gets the result of every repetition.
     """
     half = works.HALF_WORKS if cpu_has_bf16() else {}
-    known = works.WORKS | half | report_works() | exchange_works() | (_gpu_works() if not why_no_gpu() else {})
+    known = (
+        works.WORKS
+        | half
+        | load_report_benchmarks()
+        | load_exchange_benchmarks()
+        | (_gpu_works() if not why_no_gpu() else {})
+    )
     chosen = {name: look_up(name, known, "--only") for name in only or known}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     facts = environment(threads_of_plain=torch.get_num_threads(), workers_of_ours=default_processes(), load=load)
@@ -52,14 +58,14 @@ def bench(only: Sequence[str] = (), json_file: Path | None = None) -> None:
         _write(json_file, {"environment": facts, "works": report})
 
 
-def _write(file: Path, values: dict[str, Any]) -> None:
+def _write(file: Path, values: PlainDict) -> None:
     try:
         file.write_text(json.dumps(values, indent=2) + "\n")
     except OSError as error:
         raise FedA2LError(f"--json {file}: cannot be written: {error.strerror}") from error
 
 
-def report_works() -> dict[str, Callable[[], works.Result]]:
+def load_report_benchmarks() -> dict[str, Callable[[], works.Result]]:
     """Return the report benchmark, or nothing if polars is not installed."""
     try:
         from feda2l.bench.report_work import REPORT_WORKS
@@ -68,7 +74,7 @@ def report_works() -> dict[str, Callable[[], works.Result]]:
     return REPORT_WORKS
 
 
-def exchange_works() -> dict[str, Callable[[], works.Result]]:
+def load_exchange_benchmarks() -> dict[str, Callable[[], works.Result]]:
     """Return the exchange benchmark, or nothing if the extra `peers` is not installed."""
     try:
         from feda2l.bench.exchange_work import EXCHANGE_WORKS

@@ -14,7 +14,7 @@ from functools import partial
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import zenoh
@@ -25,6 +25,7 @@ from feda2l.models import build
 from feda2l.peer.config import NodeConfig
 from feda2l.peer.log import NodeLog
 from feda2l.peer.node import PeerNode
+from feda2l.plain_values import PlainDict
 from feda2l.round.aggregate import aggregate
 from feda2l.runs.assemble import populate
 from feda2l.wire.certificates import issue, make_authority
@@ -151,7 +152,7 @@ def exchange_work(*, nodes: int = 5, model: str = "resnet18", rounds: int = 15) 
     )
 
 
-def _reports(places: Sequence[BenchProcess], model: str, rounds: int) -> list[dict[str, Any]]:
+def _reports(places: Sequence[BenchProcess], model: str, rounds: int) -> list[PlainDict]:
     """Start the processes and return their measurements. Raise the error of a process that failed."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(len(places)), context.Queue()
@@ -208,7 +209,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _node(place: BenchProcess, model: str, rounds: int, barrier: Barrier, results: "Queue[dict[str, Any]]") -> None:
+def _node(place: BenchProcess, model: str, rounds: int, barrier: Barrier, results: "Queue[PlainDict]") -> None:
     try:
         results.put(_measure(place, model, rounds, barrier))
     except BaseException as error:
@@ -216,7 +217,7 @@ def _node(place: BenchProcess, model: str, rounds: int, barrier: Barrier, result
         results.put({"error": f"{place.name}: {error!r}"})
 
 
-def _measure(place: BenchProcess, model: str, rounds: int, barrier: Barrier) -> dict[str, Any]:
+def _measure(place: BenchProcess, model: str, rounds: int, barrier: Barrier) -> PlainDict:
     torch.set_num_threads(1)  # five processes on few cores
     row = _model(model)
     sides = {"ours": ours(place)}
@@ -231,7 +232,7 @@ def _measure(place: BenchProcess, model: str, rounds: int, barrier: Barrier) -> 
     copies = (_memory("VmHWM") - before) / len(pack(row))
     sides["bare"] = bare(place, row)
     barrier.wait(WAIT)
-    report: dict[str, Any] = {"copies": copies, "ours": [], "bare": [], "ours cpu": 0.0, "bare cpu": 0.0}
+    report: PlainDict = {"copies": copies, "ours": [], "bare": [], "ours cpu": 0.0, "bare cpu": 0.0}
     for turn in range(rounds + 1):
         for name in ("ours", "bare") if turn % 2 else ("bare", "ours"):
             number += 1

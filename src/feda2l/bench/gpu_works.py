@@ -16,11 +16,12 @@ from feda2l.bench.works import Result, note, pictures, walks
 from feda2l.data import Images
 from feda2l.data.samples import Dataset
 from feda2l.engines import timer_passes
-from feda2l.engines.batched_timer import dropouts, timer_forward
+from feda2l.engines.batched_timer import count_dropout_layers, timer_forward
 from feda2l.engines.compiling import compiled
 from feda2l.engines.engine import ScoreJob
 from feda2l.engines.timer_passes import draws_of
 from feda2l.models.timer import Timer
+from feda2l.plain_values import PlainDict
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
 from feda2l.simulate.loop import RoundLoop
@@ -119,7 +120,7 @@ def timer_kernels(rows: int, batch: int, channels: int) -> Result:
     leaves = [p.detach().to(device, half).expand(rows, *p.shape).clone().requires_grad_() for p in model.parameters()]
     x, y = torch.randn(2, rows, batch, 96, channels, device=device)
     seeds, step = torch.arange(rows, dtype=torch.int32, device=device), torch.zeros(rows, device=device)
-    draws, seconds = draws_of(seeds, step, dropouts(model)), {}
+    draws, seconds = draws_of(seeds, step, count_dropout_layers(model)), {}
     for name, passes in (("compiled", timer_passes), ("kernels", cuda_passes)):
         torch.compiler.reset()  # otherwise both use the code compiled first, since guards ignore modules
         forward = compiled(timer_forward(model, device, half, passes))
@@ -137,13 +138,13 @@ def timer_kernels(rows: int, batch: int, channels: int) -> Result:
     )
 
 
-def _spec(overrides: dict[str, Any], name: str, **runtime: Any) -> dict[str, Any]:
+def _spec(overrides: PlainDict, name: str, **runtime: Any) -> PlainDict:
     data = {"name": name, "partition": "iid", "train_fraction": 1.0, **overrides["data"]}
     quiet = {"rounds": 1_000_000, "evaluation": {"every": 1_000_000}, "topology": {"name": "ring"}}
     return {**quiet, **overrides, "data": data, "runtime": runtime}
 
 
-def _assembled(overrides: dict[str, Any], images: Dataset, device: str, runs: int, **runtime: Any) -> list[Assembled]:
+def _assembled(overrides: PlainDict, images: Dataset, device: str, runs: int, **runtime: Any) -> list[Assembled]:
     loaded = Loaded.of(images, torch.device(device, 0) if device == "cuda" else torch.device("cpu"))
     spec = _spec(overrides, images.name, device=device, **runtime)
     return [assemble(Spec.parse(spec | {"seed": seed, "name": f"run-{seed}"}), loaded) for seed in range(1, runs + 1)]
@@ -157,7 +158,7 @@ def _ours(
     *,
     runs: int = 1,
     nodes: int = NODES,
-    runtime: dict[str, Any] | None = None,
+    runtime: PlainDict | None = None,
 ) -> Iterator[tuple[list[Assembled], RoundLoop]]:
     overrides = {"data": {"nodes": nodes}, "model": {"name": model}, "training": {"batch_size": batch}}
     members = _assembled(overrides, images, "cuda", runs, **{"precision": "bf16", **(runtime or {})})

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars
 import tomli_w
 
 from feda2l.bench.works import Result, note
+from feda2l.plain_values import PlainDict
 
 LAYERS = ("conv1", "conv2", "fc1", "fc2")
 AXES = {
@@ -30,7 +30,7 @@ AXES = {
 def report_work(*, runs: int, rounds: int, nodes: int) -> Result:
     """Run `feda2l report` in a separate process on generated records of a study."""
     with tempfile.TemporaryDirectory(prefix="feda2l-bench-") as folder:
-        make_records(Path(folder) / "runs", runs=runs, rounds=rounds, nodes=nodes)
+        write_made_up_runs(Path(folder) / "runs", runs=runs, rounds=rounds, nodes=nodes)
         note(f"generated {runs} runs")
         command = [sys.executable, "-m", "feda2l", "report", f"{folder}/runs", "--out", f"{folder}/report"]
         started = time.perf_counter()
@@ -50,7 +50,7 @@ def report_work(*, runs: int, rounds: int, nodes: int) -> Result:
     )
 
 
-def make_records(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
+def write_made_up_runs(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
     """Write run folders with learning curves that rise to a random final value."""
     seeds = -(-runs // 80)
     names = [key for key in AXES if key != "seed"]
@@ -84,7 +84,7 @@ def make_records(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
             "stability": random.random(size),
         }
         polars.DataFrame({**deep, **signals}).write_parquet(path / "layers.parquet", statistics=False)
-        spec: dict[str, Any] = {
+        spec: PlainDict = {
             "name": name,
             "seed": int(seed),
             "rounds": rounds,

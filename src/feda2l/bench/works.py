@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from feda2l.data.images import digits
 from feda2l.data.samples import Dataset
 from feda2l.data.series import Lengths, Series, Site, Split
 from feda2l.data.series import assemble as series
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.round.round import Completed
 from feda2l.runs.assemble import Assembled, assemble, populate
 from feda2l.runs.datasets import Loaded
@@ -46,10 +46,10 @@ class Result:
     what: str
     outcome: str
     figure: str
-    numbers: dict[str, Any]
+    numbers: PlainDict
 
 
-def race(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, repetitions: int) -> Result:
+def race(spec: PlainMapping, data: Callable[[], Dataset], *, rounds: int, repetitions: int) -> Result:
     """Measure rounds of the plain loop and of the engine in turn: train all nodes and mix.
 
     The engine also measures the signals and adapts the learning rates.
@@ -59,7 +59,7 @@ def race(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, r
         return _in_turn(run, {"plain": plain.round, "ours": lambda: next(simulated)}, rounds, repetitions)
 
 
-def half(spec: Mapping[str, Any], data: Callable[[], Dataset], *, rounds: int, repetitions: int) -> Result:
+def half(spec: PlainMapping, data: Callable[[], Dataset], *, rounds: int, repetitions: int) -> Result:
     """Measure rounds of the same run in fp32 and in bf16 in turn."""
     samples = data()
     with (
@@ -106,7 +106,7 @@ def _warn_if_noisy(speeds: Mapping[str, list[float]]) -> None:
             )
 
 
-def adapt(spec: Mapping[str, Any], images: Callable[[], Images], *, rounds: int) -> Result:
+def adapt(spec: PlainMapping, images: Callable[[], Images], *, rounds: int) -> Result:
     """Measure FedA2L's share of a round: (divergence, stability and rule) / (training, mixing and adapting)."""
     with _ours(spec, images()) as (run, simulated):
         seconds: dict[str, list[float]] = {"train": [], "mix": [], "adapt": []}
@@ -196,7 +196,7 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def _ours(spec: Mapping[str, Any], data: Dataset) -> Iterator[tuple[Assembled, Iterator[list[Completed]]]]:
+def _ours(spec: PlainMapping, data: Dataset) -> Iterator[tuple[Assembled, Iterator[list[Completed]]]]:
     """Set up a run as `feda2l run` does, but without a folder. Each `next` on the iterator trains one round."""
     run = assemble(Spec.parse(spec), Loaded.of(data))
     engine = populate([run])

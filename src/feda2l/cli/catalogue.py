@@ -31,33 +31,33 @@ def catalogue(what: str | None = None) -> list[Table]:
 def _algorithms() -> Table:
     rows = [(name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()]
     custom = (OWN, "your own subclass of feda2l.algorithms.Algorithm", "docs/add-an-algorithm.md", "its fields")
-    return _table("algorithms", ("name", "what it is", "reference", "parameters"), [*rows, custom])
+    return _make_table("algorithms", ("name", "what it is", "reference", "parameters"), [*rows, custom])
 
 
 def _rates() -> Table:
     rows = [(name, kind.summary, _rule_parameters(kind)) for name, kind in RULES.items()]
     custom = (OWN, "your own subclass of feda2l.rates.Rule", "its fields")
-    return _table("rates", ("name", "what it is", "parameters"), [*rows, custom])
+    return _make_table("rates", ("name", "what it is", "parameters"), [*rows, custom])
 
 
 def _topologies() -> Table:
-    return _table("topologies", ("name", "what it is"), [(name, text) for name, (_, text) in TOPOLOGIES.items()])
+    return _make_table("topologies", ("name", "what it is"), [(name, text) for name, (_, text) in TOPOLOGIES.items()])
 
 
 def _datasets() -> Table:
     rows = [(entry.name, entry.description, entry.model, entry.source) for entry in CATALOG.values()]
-    return _table("datasets", ("name", "what it is", "model", "source"), rows)
+    return _make_table("datasets", ("name", "what it is", "model", "source"), rows)
 
 
 def _models() -> Table:
     rows = [(name, (make.__doc__ or "").splitlines()[0]) for name, make in MODELS.items()]
-    return _table("models", ("name", "what it is"), [*rows, (OWN, "your own torch.nn.Module")])
+    return _make_table("models", ("name", "what it is"), [*rows, (OWN, "your own torch.nn.Module")])
 
 
 def _networks() -> Table:
     links = [(name, "network.links", profile.summary) for name, profile in LINKS.items()]
     speeds = [(name, "network.speed", profile.summary) for name, profile in SPEEDS.items()]
-    return _table("networks", ("name", "key", "what it is"), [*links, *speeds])
+    return _make_table("networks", ("name", "key", "what it is"), [*links, *speeds])
 
 
 TABLES: dict[str, Callable[[], Table]] = {
@@ -67,12 +67,12 @@ TABLES: dict[str, Callable[[], Table]] = {
     "datasets": _datasets,
     "models": _models,
     "networks": _networks,
-    "studies": lambda: _table("studies", ("name", "what it is", "runs", "rounds"), _studies()),
-    "keys": lambda: _table("keys of a spec", ("key", "type", "default", "what it is"), _keys()),
+    "studies": lambda: _make_table("studies", ("name", "what it is", "runs", "rounds"), _studies()),
+    "keys": lambda: _make_table("keys of a spec", ("key", "type", "default", "what it is"), _section_rows()),
 }
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+def _make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -88,7 +88,7 @@ def _studies() -> Iterable[tuple[str, str, str, str]]:
         yield name, study.title, str(len(study.cells) * len(study.seeds)), f"{rounds:,}"
 
 
-def _keys() -> Iterable[tuple[str, str, str, str]]:
+def _section_rows() -> Iterable[tuple[str, str, str, str]]:
     """Every key of a spec with its default; a resolved spec omits keys with an empty default."""
     for name, field in Spec.model_fields.items():
         if (section := section_of(field)) is None:
@@ -105,7 +105,7 @@ def _key(name: str, field: FieldInfo) -> tuple[str, str, str, str]:
     return name, _type(field.annotation, field.metadata), str(default), field.description or ""
 
 
-def _type(kind: Any, limits: Iterable[Any] = ()) -> str:
+def _type(kind: Any, limits: Iterable[object] = ()) -> str:
     """The allowed values as text: `int, at least 1`, `sgd | adam | adamw`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
@@ -119,14 +119,14 @@ def _type(kind: Any, limits: Iterable[Any] = ()) -> str:
     return ", ".join([kind.__name__, *_bounds(limits)])
 
 
-def _bounds(limits: Iterable[Any]) -> Iterator[str]:
+def _bounds(limits: Iterable[object]) -> Iterator[str]:
     for limit in limits:
         for name, word in BOUNDS.items():
             if (bound := getattr(limit, name, None)) is not None:
                 yield f"{word} {bound:g}"
 
 
-def _parameters(kind: Any) -> str:
+def _parameters(kind: type) -> str:
     """The parameters with their defaults."""
     shown = {field.name: field.default for field in dataclasses.fields(kind)}
     return ", ".join(name if value is None else f"{name}={value}" for name, value in shown.items())

@@ -2,20 +2,20 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
 from feda2l.errors import FedA2LError
+from feda2l.plain_values import PlainDict
 from feda2l.report.plots import plot_rules
 from feda2l.report.tables import rules_table
 from feda2l.runs.run import Run, run
 
 ROUNDS, TARGET = 100, 0.9
 # the paper's schedules were chosen for 500 rounds; their periods are scaled to this number of rounds
-RULES: dict[str, dict[str, Any]] = {
+RULES: dict[str, PlainDict] = {
     "constant": {},
     "step": {"step_size": ROUNDS // 5},
     "cawr": {"period": ROUNDS // 10},

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from rich.console import Console
@@ -13,6 +13,9 @@ from feda2l.cli.network import certs, node, swarm
 from feda2l.cli.options import COMPARE, FIRST, MORE, NETWORK, RUN, START, DataFolder, Set, Track
 from feda2l.cli.results import bundle, compare, evaluate, export, forecast, report, unbundle, watch
 from feda2l.errors import FedA2LError, RunFailed
+
+if TYPE_CHECKING:
+    from feda2l.studies.run_study import Outcome
 
 app = App(
     name="feda2l",
@@ -182,7 +185,7 @@ def study(
         _end_of_study(outcome)
 
 
-def _end_of_study(outcome: Any) -> None:
+def _end_of_study(outcome: "Outcome") -> None:
     """Print how many runs finished. A failed run gives exit code 1; a reached time limit does not."""
     print(f"{len(outcome.runs)} of {len(outcome.jobs)} runs finished")
     if outcome.left:

@@ -1,8 +1,7 @@
 """The terminal output of one run: its partition, its summary and the scores of its models."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.table import Table
 
 from feda2l.data.partition import table as count_samples
 from feda2l.errors import FedA2LError
+from feda2l.plain_values import PlainMapping
 from feda2l.records.round_record import MEAN_MODEL, Evaluation, node_scores
 from feda2l.report.plots import plot_partition
 from feda2l.report.tables import partition_table
@@ -39,7 +39,7 @@ def show_partition(spec: Spec, data: Path | None, out: Path | None) -> None:
     print(f"figure: {path}")
 
 
-def summary_text(summary: Mapping[str, Any], path: Path) -> str:
+def summary_text(summary: PlainMapping, path: Path) -> str:
     """The summary of a run in a few lines."""
     metric, final = summary["metric"], summary["final"]
     values = summary[metric]
@@ -55,7 +55,7 @@ def summary_text(summary: Mapping[str, Any], path: Path) -> str:
     return "\n".join([first, *_conditions(summary), *_target(summary), *last])
 
 
-def _conditions(summary: Mapping[str, Any]) -> Iterator[str]:
+def _conditions(summary: PlainMapping) -> Iterator[str]:
     """Lines that only some runs have: naive forecasts, rate search, faults, participation, a simulated network."""
     if "naive" in summary:
         naive = ", ".join(f"{name} {errors['mse']:.4f}" for name, errors in summary["naive"].items())
@@ -75,7 +75,7 @@ def _conditions(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"simulated time on this network: {simulated:,.1f} s, {each:.3g} s per round"
 
 
-def _target(summary: Mapping[str, Any]) -> Iterator[str]:
+def _target(summary: PlainMapping) -> Iterator[str]:
     target = summary.get("target")
     if target and target["round"]:
         time = f" after {target['seconds']:.1f} s" if "seconds" in target else ""

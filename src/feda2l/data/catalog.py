@@ -151,7 +151,7 @@ def verify(name: str, folder: Folder = None) -> Verdict:
     findings: list[Finding] = []
     if entry.archive:
         place = data_folder(folder)
-        findings = _files(entry.archive, place)
+        findings = _check_files(entry.archive, place)
         if entry.archive.missing(place):
             return Verdict(name, tuple(findings))
     try:
@@ -164,7 +164,7 @@ def verify(name: str, folder: Folder = None) -> Verdict:
     return Verdict(name, (*findings, Finding(name, text, official=all(finding.official for finding in findings))))
 
 
-def _files(archive: Archive, folder: Path) -> list[Finding]:
+def _check_files(archive: Archive, folder: Path) -> list[Finding]:
     """A finding for the archive, if it is in `folder`, and one per file of the data set."""
     path, findings = folder / archive.name, _archive(archive, folder)
     if archive.prepared:

@@ -9,7 +9,7 @@ The busiest of R ranks has n nodes with P values and d neighbours each, S local 
             + TALKS latency                                      synchronisations of all ranks
     memory  = 4 P (states n + 2 h + min(n, h d))                 rows, the halo, send buffers, rows mixed with the halo
 
-`Pace` and `Link` describe a machine. `Share` follows from the graph and the placement.
+`Pace` and `Interconnect` describe a machine. `RankShare` follows from the graph and the placement.
 """
 
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class MachineSpeed(NamedTuple):
     signal: float  # per value of one node's row, for all measurements
 
 
-class Link(NamedTuple):
+class Interconnect(NamedTuple):
     """The link between ranks, measured by `torchrun -m feda2l.distributed.measure`."""
 
     bandwidth: float  # bytes per second
     latency: float  # seconds of a small message to all ranks
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """The share of a network that the busiest rank has."""
 
     ranks: int
@@ -47,7 +47,7 @@ class Share(NamedTuple):
     halo: float  # rows that arrive from other ranks per round
 
     @classmethod
-    def of(cls, graph: Topology, steps: Sequence[int], ranks: int) -> "Share":
+    def of(cls, graph: Topology, steps: Sequence[int], ranks: int) -> "RankShare":
         """Return the share under the placement that `place` computes."""
         placement = place(graph, steps, ranks)
         received = sum(len(neighbours) for phase in graph.period for neighbours in phase) / (
@@ -56,11 +56,11 @@ class Share(NamedTuple):
         return cls(ranks, max(map(len, placement.ids)), received, placement.crossing / ranks)
 
     @classmethod
-    def one_peer_exponential(cls, nodes: int, ranks: int) -> "Share":
+    def one_peer_exponential(cls, nodes: int, ranks: int) -> "RankShare":
         """Return the share for blocks of consecutive ids: min(h, n) rows enter each rank of n nodes at hop h.
 
         >>> from feda2l.topology import build
-        >>> Share.one_peer_exponential(64, 4) == Share.of(build("one_peer_exponential", 64), [1] * 64, 4)
+        >>> RankShare.one_peer_exponential(64, 4) == RankShare.of(build("one_peer_exponential", 64), [1] * 64, 4)
         True
         """
         per_rank = nodes / ranks
@@ -68,7 +68,7 @@ class Share(NamedTuple):
         return cls(ranks, per_rank, 1.0, sum(min(hop, per_rank) for hop in hops) / len(hops) if ranks > 1 else 0.0)
 
     @classmethod
-    def k_regular(cls, nodes: int, k: int, ranks: int) -> "Share":
+    def k_regular(cls, nodes: int, k: int, ranks: int) -> "RankShare":
         """Return the worst case: a random graph has no blocks, so 1 - 1 / R of all neighbours are on other ranks."""
         per_rank = nodes / ranks
         return cls(ranks, per_rank, float(k), min(per_rank * k, nodes) * (1 - 1 / ranks))
@@ -90,7 +90,14 @@ class Cost(NamedTuple):
 
 
 def cost(
-    share: Share, values: int, steps: float, pace: MachineSpeed, link: Link, *, workers: int = 1, states: int = 3
+    share: RankShare,
+    values: int,
+    steps: float,
+    pace: MachineSpeed,
+    link: Interconnect,
+    *,
+    workers: int = 1,
+    states: int = 3,
 ) -> Cost:
     """Return the cost of a round for a rank with this share of a network (equations: see the module).
 

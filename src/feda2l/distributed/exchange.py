@@ -1,6 +1,7 @@
 """Exchange between ranks: fetch the rows of other ranks that neighbour this rank's nodes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import final
 
 from torch import Tensor
@@ -50,7 +51,7 @@ class NodesOfRank:
             id = int(self.halo.ids[node])
             ids, _ = self.halo.mixing.row(id, self.round)
             weights = self.halo.mixing.given(id, self.round)
-            yield Received(node, ids, weights, self.samples[list(ids)], lambda name, ids=ids: received[name](ids))  # type: ignore[misc]
+            yield Received(node, ids, weights, self.samples[list(ids)], partial(_rows, received, ids))
 
     def reweigh(self, weights: Mapping[int, Tensor]) -> None:
         self.halo.reweigh([weights[node] for node in self.nodes], self.round)
@@ -77,3 +78,8 @@ class NodesOfRank:
 
     def checkpoint_state(self) -> dict[str, Tensor]:
         return {} if self.clock is None else {"clock": self.clock.now}
+
+
+def _rows(received: Mapping[str, Callable[[Sequence[int]], Tensor]], ids: Sequence[int], name: str) -> Tensor:
+    """Return the published rows `name` of these nodes."""
+    return received[name](ids)

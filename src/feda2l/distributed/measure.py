@@ -5,14 +5,14 @@ import time
 
 import torch
 
-from feda2l.distributed.cost import Link
+from feda2l.distributed.cost import Interconnect
 from feda2l.distributed.ranks import Ranks, here
 
 SIZE = 4 << 20  # values sent in each direction
 TIMES = 9
 
 
-def measure(ranks: Ranks, device: torch.device) -> Link:
+def measure(ranks: Ranks, device: torch.device) -> Interconnect:
     """Measure the bandwidth of a ring of simultaneous transfers, then the latency of small messages to all ranks."""
     out, into = torch.ones(SIZE, device=device), torch.empty(SIZE, device=device)
     after, before = (ranks.rank + 1) % ranks.world, (ranks.rank - 1) % ranks.world
@@ -27,7 +27,7 @@ def measure(ranks: Ranks, device: torch.device) -> Link:
         start = time.perf_counter()
         ranks.all(None)
         small.append(time.perf_counter() - start)
-    return Link(4 * SIZE / statistics.median(seconds), statistics.median(small))
+    return Interconnect(4 * SIZE / statistics.median(seconds), statistics.median(small))
 
 
 def main() -> None:

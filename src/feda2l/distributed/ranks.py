@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from feda2l.errors import FedA2LError, RunFailed
+
+if TYPE_CHECKING:
+    from feda2l.spec.spec import Spec
 
 T = TypeVar("T")
 
@@ -45,8 +49,8 @@ class _RemoteError(NamedTuple):
 class Call(NamedTuple):
     """The leader's message to the waiting ranks: specs to run as a pack, or None with the results at the end."""
 
-    specs: list[Any]
-    result: list[Any]
+    specs: "list[Spec]"
+    result: list[Path]
 
 
 class Ranks:
@@ -114,7 +118,7 @@ class Ranks:
 
     def all(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order."""
-        values: list[Any] = [None] * self.world
+        values = [value] * self.world  # all of them are overwritten
         with _in_touch():
             dist.all_gather_object(values, value)
         return values
@@ -128,7 +132,7 @@ class Ranks:
 
     def gather(self, value: T) -> list[T] | None:
         """Return the values of all ranks, in rank order, at the leader; None at the other ranks."""
-        values: list[Any] | None = [None] * self.world if self.leads else None
+        values = [value] * self.world if self.leads else None
         with _in_touch():
             dist.gather_object(value, values, dst=LEADER)
         return values
@@ -169,7 +173,7 @@ class Ranks:
 class Flight(NamedTuple):
     """Tensors in transfer."""
 
-    works: list[Any]
+    works: list[dist.Work]
     sent: list[Tensor]  # kept alive until they are sent
 
     def wait(self) -> None:
@@ -257,12 +261,12 @@ def everywhere(do: Callable[[], T]) -> T:
 
 
 @contextmanager
-def leading(ranks: Ranks | None) -> Iterator[list[Any]]:
+def leading(ranks: Ranks | None) -> Iterator[list[Path]]:
     """Context of the leader's work. At its end, or at a failure, the waiting ranks are released.
 
     The content of the list is sent to them.
     """
-    result: list[Any] = []
+    result: list[Path] = []
     try:
         yield result
     finally:

@@ -77,7 +77,7 @@ def timer_forward(
     return forward
 
 
-def dropouts(model: Timer) -> int:
+def count_dropout_layers(model: Timer) -> int:
     """Return the number of dropouts in a forward pass: one after the embedding and four per block."""
     return 1 + 4 * len(model.blocks)
 

@@ -23,6 +23,7 @@ from feda2l.engines.cuda_timer_kernels import (
     normalise_back,
 )
 from feda2l.engines.timer_passes import DropoutMask
+from feda2l.plain_values import PlainDict
 
 SIZE = 1024  # numbers per program of `activated`
 ROWS = 4  # tokens that a program of `normed` handles at a time
@@ -63,7 +64,7 @@ def _drawn(dropout: DropoutMask) -> tuple[Tensor | None, float]:
     return dropout.draws[:, dropout.site], dropout.chance
 
 
-def _dropping(draws: Tensor | None, chance: float, like: Tensor) -> tuple[Tensor, int, dict[str, Any]]:
+def _dropping(draws: Tensor | None, chance: float, like: Tensor) -> tuple[Tensor, int, PlainDict]:
     """Return a dropout as kernel arguments: the draws, the stride between rows, and compile-time constants."""
     constants = {"THRESHOLD": DropoutMask(draws, 0, chance).threshold, "DROPS": draws is not None}
     return (like, 0, constants) if draws is None else (draws, draws.stride(0), constants)
@@ -232,13 +233,13 @@ def _(gradient: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_normed.register_fake
-def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     centre, spread = (x.new_empty(x.shape[:2], dtype=torch.float32) for _ in range(2))
     return x.new_empty(x.shape), x.new_empty(x.shape), centre, spread
 
 
 @_normed_back.register_fake
-def _(gradient: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(gradient: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
     sums = gradient.new_empty(3, len(gradient), gradient.shape[-1])
     return gradient.new_empty(gradient.shape), gradient.new_empty(gradient.shape), sums
 
@@ -250,7 +251,7 @@ def _(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 
 @_attended_back.register_fake
-def _(projected: Sequence[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(projected: Sequence[Tensor], *others: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query = projected[0]
     for_query, for_key, for_value = (query.new_empty(query.shape) for _ in range(3))
     return for_query, for_key, for_value, query.new_empty(3, len(query), query.shape[-1])

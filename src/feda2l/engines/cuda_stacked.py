@@ -17,7 +17,7 @@ from feda2l.data.samples import Samples
 from feda2l.engines.batched_forward import batched_forward
 from feda2l.engines.batched_loss import batch_losses
 from feda2l.engines.batched_resnet import resnet_forward
-from feda2l.engines.batched_timer import dropouts, timer_forward
+from feda2l.engines.batched_timer import count_dropout_layers, timer_forward
 from feda2l.engines.compiling import compiled
 from feda2l.engines.cuda_engine import WARM_UP, CudaEngine, next_samples, step_of, with_loss
 from feda2l.engines.engine import Score, ScoreJob, TrainJob, sample_errors
@@ -333,7 +333,11 @@ class CudaStacked(CudaEngine):
             base_outputs = self.base_outputs[self.tables[places], samples]
         inputs, targets = self.take(places, job, group.batch)
         valid = None if self.full_batches else self.valid(self.sizes[places], counter, lengths, len(inputs) // rows)
-        draws = self.drawn(self.draws[places], counter, dropouts(self.model)) if isinstance(self.model, Timer) else None
+        draws = (
+            self.drawn(self.draws[places], counter, count_dropout_layers(self.model))
+            if isinstance(self.model, Timer)
+            else None
+        )
         x = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs  # channels last in memory, so this is a view
         x, answers = x.unflatten(0, (rows, -1)), targets.unflatten(0, (rows, -1))
 

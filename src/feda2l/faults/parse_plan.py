@@ -1,13 +1,14 @@
 """Read a fault plan. Every error names the file, the entry and a correct value."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from feda2l.errors import FedA2LError
 from feda2l.faults.plan import DEADLINE, KINDS, Fault, FaultPlan, Kind
 from feda2l.names import nearest
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.toml_files import read_toml
 
 Refuse = Callable[[Fault, str], NoReturn]
@@ -54,7 +55,7 @@ def read_plan(path: str | Path, nodes: int) -> FaultPlan:
 class _Entry:
     """One `[[fault]]` table of a file."""
 
-    def __init__(self, path: str | Path, number: int, values: Mapping[str, Any], nodes: int) -> None:
+    def __init__(self, path: str | Path, number: int, values: PlainMapping, nodes: int) -> None:
         self.path, self.number, self.values, self.nodes = path, number, values, nodes
 
     def read(self) -> list[Fault]:
@@ -62,7 +63,7 @@ class _Entry:
         kind = self._kind()
         self._check_keys(*KEYS[kind])
         round = self._count("round")
-        rest: dict[str, Any] = {"rounds": self._count("rounds")} if "rounds" in self.values else {}
+        rest: PlainDict = {"rounds": self._count("rounds")} if "rounds" in self.values else {}
         if "seconds" in self.values:
             rest["seconds"] = self._seconds()
         if kind == "split":
@@ -109,7 +110,7 @@ class _Entry:
             self.refuse(f"seconds = {value!r}: must be a finite number of at least 0")
         return float(value)
 
-    def _nodes(self, key: str, values: Any) -> list[int]:
+    def _nodes(self, key: str, values: object) -> list[int]:
         if not isinstance(values, list) or not values:
             self.refuse(f"{key} = {values!r}: must name at least one node, as in [0, 1]")
         for value in values:

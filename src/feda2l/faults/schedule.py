@@ -41,7 +41,7 @@ class Rejoining(NamedTuple):
     weights: Tensor  # float64, with sum 1
 
 
-class Round(NamedTuple):
+class RoundSchedule(NamedTuple):
     """The mixing and the message counts of a round with absent nodes and lost messages."""
 
     present: tuple[int, ...]
@@ -58,10 +58,10 @@ class PresenceSchedule:
     def __init__(self, plan: Attendance, mixing: Mixing, samples: Sequence[int]) -> None:
         self.plan, self.mixing, self.samples = plan, mixing, samples
         self.nodes = mixing.topology.nodes
-        self._last: tuple[object, Round] | None = None
+        self._last: tuple[object, RoundSchedule] | None = None
         self._mixing_facts: dict[int, list[MixingFacts]] = {}  # by phase, for all nodes
 
-    def round(self, number: int) -> Round:
+    def round(self, number: int) -> RoundSchedule:
         """Return the schedule of a round. Rounds with equal faults are computed once."""
         key = self.mixing.topology.phase(number), self.plan.condition_key(number)
         if self._last is None or self._last[0] != key:
@@ -90,13 +90,13 @@ class PresenceSchedule:
         """True if the node has published a message in any round up to this one."""
         return any(not self.plan.is_absent(node, round) for round in range(number, 0, -1))
 
-    def _make(self, number: int) -> Round:
+    def _make(self, number: int) -> RoundSchedule:
         nodes, mixing = range(self.nodes), self.mixing
         present = tuple(node for node in nodes if not self.plan.is_absent(node, number))
         closed, received, rejected = zip(*(self._links(node, number) for node in nodes), strict=True)
         rows = self._rows(closed, received, number)
         arrived = Counter(chain(*received, *rejected))
-        return Round(
+        return RoundSchedule(
             present,
             mixing.with_rows(rows, number) if rows else mixing,
             received=tuple(map(len, received)),

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from feda2l.errors import FedA2LError
 from feda2l.scheduler import FedA2L
 
@@ -15,14 +17,14 @@ class EpochRounds:
             raise FedA2LError(f"epochs = {epochs}: a round takes at least one local epoch")
         self.average, self.epochs = average, epochs
 
-    def begin(self, rates: FedA2L, model: Any, epoch: int) -> None:
+    def begin(self, rates: FedA2L, model: nn.Module, epoch: int) -> None:
         """Begin a round if epoch number `epoch` is its first. Call it before the epoch."""
         # a checkpoint that was saved after the last batch and before the averaging: the averaging comes first
         self.end(rates, model, epoch)
         if rates.next_call == "begin_round":
             rates.begin_round()
 
-    def end(self, rates: FedA2L, model: Any, done: int) -> None:
+    def end(self, rates: FedA2L, model: nn.Module, done: int) -> None:
         """Average if `done` epochs complete the open round. Call it after an epoch."""
         if rates.next_call == "begin_round" or done < rates.round * self.epochs:
             return

@@ -29,6 +29,7 @@ from typing import Any
 
 from feda2l.errors import FedA2LError
 from feda2l.integrations.epoch_rounds import EpochRounds
+from feda2l.plain_values import PlainDict
 from feda2l.scheduler import FedA2L
 
 try:
@@ -55,7 +56,7 @@ class FedA2LCallback(Callback):
 
     def __init__(self, average: Callable[[Any], object], *, epochs: int = 1, **knobs: Any) -> None:
         self._rounds, self._knobs = EpochRounds(average, epochs), knobs
-        self._saved: dict[str, Any] = {}
+        self._saved: PlainDict = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if len(trainer.optimizers) != 1 or trainer.lr_scheduler_configs:
@@ -75,8 +76,8 @@ class FedA2LCallback(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._rounds.end(self.rates, pl_module, trainer.current_epoch + 1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PlainDict:
         return self.rates.state_dict() if "rates" in vars(self) else self._saved
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: PlainDict) -> None:
         self._saved = state_dict

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from feda2l.plain_values import PlainDict
 from feda2l.scheduler import FedA2L
 
 
@@ -27,10 +28,10 @@ class RateScheduler(LRScheduler):
     def get_last_lr(self) -> list[Any]:
         return self.get_lr()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PlainDict:
         return {"rates": self.rates.state_dict(), "step_count": self._step_count, "last_epoch": self.last_epoch}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: PlainDict) -> None:
         """Resume from a saved state. Load the optimizer's state first."""
         self.rates.load_state_dict(state_dict["rates"])
         self._step_count, self.last_epoch = state_dict["step_count"], state_dict["last_epoch"]

@@ -57,15 +57,15 @@ class FedA2LCallback(TrainerCallback):
         self.optimizers = optimizer, RateScheduler(self.rates)
         self._rounds = EpochRounds(average, epochs)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: object, state: Any, control: object, **kwargs: Any) -> None:
         if kwargs["lr_scheduler"] is not self.optimizers[1]:
             raise FedA2LError(
                 "the Trainer steps its own schedule, which would overwrite FedA2L's rates: pass it "
                 "optimizers=callback.optimizers"
             )
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(self, args: object, state: Any, control: object, **kwargs: Any) -> None:
         self._rounds.begin(self.rates, kwargs["model"], int(state.epoch))
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, args: object, state: Any, control: object, **kwargs: Any) -> None:
         self._rounds.end(self.rates, kwargs["model"], int(state.epoch))

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
@@ -13,6 +12,7 @@ from feda2l.models.mlp import mlp
 from feda2l.models.resnet import resnet18, resnet18_gn, resnet34, resnet34_gn
 from feda2l.models.timer import Timer, timer_next_patch
 from feda2l.names import look_up
+from feda2l.plain_values import PlainDict
 
 __all__ = ["MODELS", "build"]
 
@@ -69,9 +69,7 @@ def build(
     return model
 
 
-def _taken(
-    make: Callable[..., Any], classes: int, input: tuple[int, ...] | None, horizon: int | None
-) -> dict[str, Any]:
+def _taken(make: Callable[..., object], classes: int, input: tuple[int, ...] | None, horizon: int | None) -> PlainDict:
     """Return the arguments that the model accepts. A forecaster has no classes and default lengths."""
     taken = inspect.signature(make).parameters
     if "horizon" in taken:

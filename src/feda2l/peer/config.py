@@ -1,12 +1,12 @@
 """The TOML file of a node: its name, its spec, its neighbours, its deadlines and its limits."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feda2l.errors import FedA2LError
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.spec.schema_base import Count, Positive, Section, option
 from feda2l.spec.spec import Spec
 from feda2l.toml_files import TomlSource, explain, read_toml, with_sets
@@ -84,7 +84,7 @@ class NodeConfig(Section):
     run: Name | None = option(None, "name of the run, the same at every node; default: the spec's name")
     wire: Literal["fp32", "bf16"] = option("fp32", "number format of sent parameters; the same at every node")
     nodes: Count | None = option(None, "the largest number of nodes; default data.nodes of the spec")
-    data: dict[str, Any] | None = option(
+    data: PlainDict | None = option(
         None, "local data instead of a share of the spec's data; keys as in [data] of a spec"
     )
     checkpoint_rounds: Count = option(1, "rounds between checkpoints")
@@ -119,7 +119,7 @@ class NodeConfig(Section):
         return self
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], folder: Path, source: str, *, insecure: bool = False) -> "NodeConfig":
+    def parse(cls, values: PlainMapping, folder: Path, source: str, *, insecure: bool = False) -> "NodeConfig":
         """Build a config from plain values; an error names all mistakes at once."""
         origin = TomlSource(source)
         try:

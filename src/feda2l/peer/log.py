@@ -19,9 +19,10 @@ from collections.abc import Callable
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO
+from typing import Literal, Self, TextIO
 
 from feda2l.errors import FedA2LError
+from feda2l.plain_values import PlainDict
 
 Level = Literal["debug", "info", "warning", "error"]
 Event = Literal[
@@ -106,19 +107,19 @@ class NodeLog:
     def lost(self) -> int:
         return self._file.lost if self._file else 0
 
-    def debug(self, event: Event, /, **fields: Any) -> None:
+    def debug(self, event: Event, /, **fields: object) -> None:
         self._write(logging.DEBUG, event, fields)
 
-    def info(self, event: Event, /, **fields: Any) -> None:
+    def info(self, event: Event, /, **fields: object) -> None:
         self._write(logging.INFO, event, fields)
 
-    def warning(self, event: Event, /, **fields: Any) -> None:
+    def warning(self, event: Event, /, **fields: object) -> None:
         self._write(logging.WARNING, event, fields)
 
-    def error(self, event: Event, /, **fields: Any) -> None:
+    def error(self, event: Event, /, **fields: object) -> None:
         self._write(logging.ERROR, event, fields)
 
-    def exception(self, event: Event, error: BaseException, /, **fields: Any) -> None:
+    def exception(self, event: Event, error: BaseException, /, **fields: object) -> None:
         """Log an unexpected error with its traceback."""
         self._write(logging.ERROR, event, {**fields, "error": error, "traceback": _where(error)})
 
@@ -154,11 +155,11 @@ class NodeLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, level: int, event: Event, fields: dict[str, Any]) -> None:
+    def _write(self, level: int, event: Event, fields: PlainDict) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.handle(self._record(level, event, fields))
 
-    def _record(self, level: int, event: Event, fields: dict[str, Any]) -> logging.LogRecord:
+    def _record(self, level: int, event: Event, fields: PlainDict) -> logging.LogRecord:
         record = logging.LogRecord(self._logger.name, level, "", 0, event, None, None)
         line = {
             "time": _iso(record.created),
@@ -196,7 +197,7 @@ class _Adopted(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            fields: dict[str, Any] = {"source": record.name, "text": record.getMessage()}
+            fields: PlainDict = {"source": record.name, "text": record.getMessage()}
             if record.exc_info and record.exc_info[1]:
                 fields["traceback"] = _where(record.exc_info[1])
             self.log._write(record.levelno, "message", fields)
@@ -333,7 +334,7 @@ def _iso(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03}Z"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A value for JSON: without infinity, without objects, and with bounded text."""
     if isinstance(value, int | None):
         return value
@@ -351,7 +352,7 @@ def _where(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))[-LONGEST:]
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     """A value in a readable line. Text from other nodes cannot start a new line or look like another field."""
     if isinstance(value, float):
         return f"{value:.6g}"

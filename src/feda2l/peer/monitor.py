@@ -10,10 +10,11 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from feda2l.errors import FedA2LError
 from feda2l.http_server import HttpServer, Query, Response, listen
+from feda2l.plain_values import PlainDict
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -127,7 +128,7 @@ class Monitor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def health(self) -> tuple[bool, dict[str, Any]]:
+    def health(self) -> tuple[bool, PlainDict]:
         """Does the node make progress? A round is due within `PATIENCE` usual round lengths."""
         with self._lock:
             status, lengths, since = self.status, tuple(self._lengths), time.monotonic() - self._progress
@@ -149,7 +150,7 @@ class Monitor:
             "insecure": status.insecure,
         }
 
-    def ready(self) -> tuple[bool, dict[str, Any]]:
+    def ready(self) -> tuple[bool, PlainDict]:
         """Does the node take part in rounds?"""
         phase = self.status.phase
         return phase == "running", {"ready": phase == "running", "node": self.node, "phase": phase}

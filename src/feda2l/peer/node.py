@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from feda2l.engines.engine import Engine
 from feda2l.errors import FedA2LError, RunFailed
@@ -18,9 +17,10 @@ from feda2l.peer.exchange import OverNetwork
 from feda2l.peer.fault_injector import PlannedFaults
 from feda2l.peer.log import FILE, NodeLog
 from feda2l.peer.messenger import Facts, Messenger
-from feda2l.peer.monitor import Monitor, NeighbourStatus, NodeStatus
+from feda2l.peer.monitor import Monitor, NeighbourState, NeighbourStatus, NodeStatus, Phase
 from feda2l.peer.neighbours import Neighbour
 from feda2l.peer.search import search
+from feda2l.plain_values import PlainMapping
 from feda2l.records.round_record import METRICS, RoundRecord, missed_round
 from feda2l.records.round_timings import round_timings
 from feda2l.records.run_folder import RunFolder
@@ -298,9 +298,9 @@ class PeerNode:
         if quarantined:
             self.log.warning("quarantined", neighbour=neighbour.name, rounds=neighbour.limits.quarantine_rounds)
 
-    def _status(self, phase: Any, record: RoundRecord | None = None) -> None:
+    def _status(self, phase: Phase, record: RoundRecord | None = None) -> None:
         state, messenger = self.live.state, self.messenger
-        figures: Mapping[str, Any] = record or {}
+        figures: PlainMapping = record or {}
         names = [layer.name for layer in self.plan.layers]
         waited_for = [*messenger.neighbours, *(messenger.listeners if phase == "leaving" else ())]
         self.monitor.update(
@@ -385,6 +385,8 @@ def round_off(value: float | None) -> float | None:
 
 
 def _seen(neighbour: Neighbour, round: int) -> NeighbourStatus:
-    state = "quarantined" if neighbour.quarantined(round) else "present" if neighbour.present else "away"
+    state: NeighbourState = (
+        "quarantined" if neighbour.quarantined(round) else "present" if neighbour.present else "away"
+    )
     waited = neighbour.arrivals[-1] if neighbour.arrivals else 0.0
-    return NeighbourStatus(neighbour.name, state, neighbour.received, waited)  # type: ignore[arg-type]
+    return NeighbourStatus(neighbour.name, state, neighbour.received, waited)

@@ -29,7 +29,7 @@ class RatesByNode(Rates):
         """End the round of these nodes (default: all); `signals` has one row per node, absent ones included."""
         for node in range(len(self.rates_of)) if nodes is None else nodes:
             rows = (None if values is None else values[node : node + 1] for values in signals)
-            self.rates_of[node].step(round, Signals(*rows))  # type: ignore[arg-type]
+            self.rates_of[node].step(round, Signals._make(rows))
         self._gather()
 
     def skip(self, round: int, nodes: Sequence[int] | None = None) -> None:

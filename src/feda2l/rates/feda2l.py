@@ -3,18 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from feda2l.equations import Signals, WindowForm, next_rates, window_multiplier
 from feda2l.errors import FedA2LError
+from feda2l.plain_values import PlainDict
 from feda2l.rates.base import Rates, Role, Rule, Setting, SignalSettings
 
 DEEP = 10  # a model with more layers is deep, in the paper's defaults and in the released code
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, PlainDict] = {
     # the paper
     "paper": {
         "transform": "none",
@@ -144,7 +145,7 @@ def _has_type(value: object, kind: type) -> bool:
     return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
 
 
-def _paper_defaults(deep: bool, model: str, data: str) -> dict[str, Any]:
+def _paper_defaults(deep: bool, model: str, data: str) -> PlainDict:
     """Return the warm-up rounds, window and decay that the paper uses for a task."""
     if model == "timer":
         return {"warmup_rounds": 20, "window": 10, "decay": 0.3}

@@ -169,13 +169,17 @@ def update_scores(
     of_nodes: Mapping[str, list[float | None]] | None = None,
 ) -> None:
     """Add scores to a record, of the round and of each node."""
-    cast(dict[str, object], record).update(scores)
-    cast(dict[str, object], record["nodes"]).update(of_nodes or {})
+    _update(record, scores)
+    _update(record["nodes"], of_nodes or {})
 
 
 def update_theory(record: RoundRecord, quantities: TheoryQuantities) -> None:
     """Add the estimates of the convergence bounds' quantities to a record."""
-    cast(dict[str, object], record).update(quantities)
+    _update(record, quantities)
+
+
+def _update(columns: RoundScores | NodeScores, values: Mapping[str, object]) -> None:
+    cast(dict[str, object], columns).update(values)
 
 
 def node_scores(nodes: NodeScores, prefix: str = "") -> dict[Score, list[float | None]]:
@@ -232,7 +236,7 @@ def round_columns(records: Iterable[RoundRecord]) -> dict[str, list[object]]:
     columns: dict[str, list[object]] = {name: [] for name in ("round", "node", *ROUND_COLUMNS, *RUN_COLUMNS)}
     for record in records:
         nodes = len(record["nodes"]["train_loss"])
-        of_nodes, of_run = cast(Mapping[str, list[object]], record["nodes"]), cast(Mapping[str, object], record)
+        of_nodes, of_run = cast(Mapping[str, list[object]], record["nodes"]), dict[str, object](record)
         columns["round"] += [record["round"]] * nodes
         columns["node"] += range(nodes)
         for name in ROUND_COLUMNS:

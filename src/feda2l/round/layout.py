@@ -58,7 +58,8 @@ class Slot:
         if not self.shape:
             return columns.squeeze(-1)
         outputs, *rest = self.shape
-        return columns.unflatten(-1, (outputs, *rest[1:], rest[0]) if len(rest) == 3 else self.shape)  # type: ignore[no-any-return]
+        stored: Tensor = columns.unflatten(-1, (outputs, *rest[1:], rest[0]) if len(rest) == 3 else self.shape)
+        return stored
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from feda2l.models import build
 from feda2l.models.pretrained import freeze, load_start
 from feda2l.network import Clock, Participation
 from feda2l.network.links import DrawnLinks, ListedLinks
-from feda2l.network.nodes import speeds, uplinks
+from feda2l.network.node_properties import speeds, uplinks
 from feda2l.network.profiles import LINKS, LinkProfile
 from feda2l.randomness import derive_seed
 from feda2l.rates import Setting
@@ -189,7 +189,7 @@ def populate(runs: Sequence[Assembled]) -> Engine:
     return choose_engine(runs, population)
 
 
-def pack_key(spec: Spec) -> tuple[Any, ...]:
+def pack_key(spec: Spec) -> tuple[object, ...]:
     """Return a key that is equal for runs that can train as one population."""
     name = spec.model.name or ""
     # frozen layers keep random initial values that depend on the seed, so such models share a pack only with one seed

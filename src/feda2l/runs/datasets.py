@@ -5,7 +5,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +73,7 @@ def data_key(data: DataSpec) -> Hashable:
         "stride",
         "test_fraction",
     )
-    values: list[Any] = [getattr(data, key) for key in shared]
+    values: list[object] = [getattr(data, key) for key in shared]
     values.append(data.partition_seed if data.name in ("folder", "csv") else None)
     values.append(data.train_fraction if data.forecasts else None)
     return data.name, *values

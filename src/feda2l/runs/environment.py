@@ -6,12 +6,13 @@ import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+
+from feda2l.plain_values import PlainDict
 
 PACKAGES = ("feda2l", "torch", "numpy", "scipy", "networkx", "safetensors", "pydantic", "polars", "scikit-learn")
 
 
-def environment(**more: Any) -> dict[str, Any]:
+def environment(**more: object) -> PlainDict:
     """Return the content of `environment.json`. It holds no host name, no path and no user name."""
     return {
         "python": platform.python_version(),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
 
 from feda2l.distributed.ranks import Call, Ranks
 from feda2l.records.round_record import RoundRecord
@@ -31,7 +30,7 @@ class NoFolder(RunFolder):
         return False
 
 
-def follow(ranks: Ranks, data: str | Path | None) -> list[Any]:
+def follow(ranks: Ranks, data: str | Path | None) -> list[Path]:
     """Take part in every pack that the leader starts until it has no more. Return the results that it sends."""
     loaded: dict[Hashable, Loaded] = {}
 

@@ -13,7 +13,7 @@ from feda2l.runs.run import Run
 
 
 @dataclass(frozen=True)
-class Forecast:
+class WindowForecast:
     """One test window of a site: the input [length, channels], then truth and forecasts [horizon, channels].
 
     `row` is the index in the site's rows at which the window starts.
@@ -34,7 +34,7 @@ class Forecasts:
     name: str
     node: int | None
     variates: tuple[str, ...]
-    windows: list[Forecast]
+    windows: list[WindowForecast]
 
 
 def forecasts(
@@ -67,5 +67,5 @@ def forecasts(
     for number, index in enumerate(chosen.tolist()):
         site, start = int(series.test_node[index]), int(series.test_starts[index])
         values = (series.original(values[number].double(), site) for values in (x, y, forecast, naive))
-        results.append(Forecast(series.names[site], start - series.bounds[site], *values))
+        results.append(WindowForecast(series.names[site], start - series.bounds[site], *values))
     return Forecasts(run.spec.name, node, series.variates, results)

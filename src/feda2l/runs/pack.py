@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -303,7 +302,7 @@ def _rounds_left(run: LiveRun) -> int:
     return run.plan.rounds - run.state.round
 
 
-def begin_folder(assembled: Assembled, folder: RunFolder, *, engine: str, pack: int, **more: Any) -> None:
+def begin_folder(assembled: Assembled, folder: RunFolder, *, engine: str, pack: int, **more: object) -> None:
     """Prepare a run folder: cut its records back to the run's round, and write its spec and its environment."""
     folder.cut_back(assembled.live.state.round, assembled.live.plan.due_in)
     folder.summary.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
 """Check whether a spec can resume the run in a folder. It may change the number of rounds and the machine only."""
 
 import json
-from typing import Any
 
 from feda2l.errors import FedA2LError
 from feda2l.faults.plan import FaultPlan
 from feda2l.old_names import current_spec
+from feda2l.plain_values import PlainDict
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
 from feda2l.toml_files import read_toml
@@ -55,9 +55,9 @@ def check_same_faults(faults: FaultPlan | None, folder: RunFolder) -> None:
         )
 
 
-def flat(spec: Spec) -> dict[str, Any]:
+def flat(spec: Spec) -> PlainDict:
     """Return a spec as a dictionary from `section.key` to value, without keys that are not set."""
-    values: dict[str, Any] = {}
+    values: PlainDict = {}
     for key, value in json.loads(json.dumps(spec.model_dump(exclude_none=True))).items():
         values |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
     return values

@@ -4,7 +4,7 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from feda2l.distributed.ranks import everywhere, here, leading
 from feda2l.errors import FedA2LError, RunFailed
 from feda2l.faults.plan import FaultPlan
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.records.run_folder import RunFolder
 from feda2l.runs.assemble import ModelShape, fine_tuned, new_model, pack_key
 from feda2l.runs.datasets import Loaded, data_key, load_data
@@ -27,7 +28,7 @@ from feda2l.trackers.observers import Observers
 if TYPE_CHECKING:
     import polars
 
-SpecLike = Spec | Mapping[str, Any] | str | Path
+SpecLike = Spec | PlainMapping | str | Path
 
 
 class Run:
@@ -58,9 +59,9 @@ class Run:
         return Spec.load(self.folder.spec)
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> PlainDict:
         """The content of `summary.json`; empty until the run is finished."""
-        summary: dict[str, Any] = json.loads(self.folder.summary.read_text()) if self.folder.summary.exists() else {}
+        summary: PlainDict = json.loads(self.folder.summary.read_text()) if self.folder.summary.exists() else {}
         return summary
 
     @cached_property
@@ -84,7 +85,7 @@ class Run:
         model.load_state_dict(state, strict=False)  # frozen parameters keep the values of the new model
         return model.eval()
 
-    def state(self, node: int | None = None) -> dict[str, Any]:
+    def state(self, node: int | None = None) -> PlainDict:
         """Return the parameters and buffers of one node's model, or of the mean model, by name."""
         saved = read_checkpoint(self.checkpoint)
         nodes, alone = self.spec.data.nodes, self._facts.get("node")
@@ -105,8 +106,8 @@ class Run:
         return state
 
     @property
-    def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(self.folder.environment.read_text())
+    def _facts(self) -> PlainDict:
+        facts: PlainDict = json.loads(self.folder.environment.read_text())
         return facts
 
     def _present(self, round: int) -> list[int]:
@@ -136,7 +137,7 @@ def run(
 ) -> Run: ...
 @overload
 def run(
-    specs: Sequence[Spec | Mapping[str, Any]],
+    specs: Sequence[Spec | PlainMapping],
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -146,7 +147,7 @@ def run(
     progress: bool = True,
 ) -> list[Run]: ...
 def run(
-    specs: SpecLike | Sequence[Spec | Mapping[str, Any]],
+    specs: SpecLike | Sequence[Spec | PlainMapping],
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -212,7 +213,7 @@ def _run(
     """Run specs, grouped into packs. Return their folders and the failures."""
     folders = _folders(specs_to_run, out, single=single, resume=resume)
     group = group_here()
-    packs: dict[Any, list[int]] = {}
+    packs: dict[object, list[int]] = {}
     for number, spec in enumerate(specs_to_run):
         packs.setdefault(pack_key(spec), []).append(number)
     loaded: dict[tuple[Hashable, torch.device], Loaded] = {}

@@ -1,12 +1,11 @@
 """Start a command under torchrun. All ranks get the same arguments; rank 0 leads and the others follow."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from feda2l.distributed.ranks import Ranks, here
 from feda2l.errors import FedA2LError, RunFailed
+from feda2l.plain_values import PlainMapping
 from feda2l.runs.process_group import ProcessGroup, SingleProcess
 
 
@@ -20,7 +19,7 @@ def group_here() -> ProcessGroup:
     return RankGroup(ranks)
 
 
-def demand_same(ranks: Ranks, given: Mapping[str, Any], what: str) -> None:
+def demand_same(ranks: Ranks, given: PlainMapping, what: str) -> None:
     """Raise an error at all ranks if they have different values. It names the first difference."""
 
     def compare() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import tomli_w
 from pydantic.fields import FieldInfo
@@ -64,7 +64,7 @@ def _keys(section: Section) -> Iterator[str]:
         yield f"{'' if is_set else '# '}{_line(key, shown)}  # {_meaning(field)}"
 
 
-def _line(key: str, value: Any) -> str:
+def _line(key: str, value: object) -> str:
     if isinstance(value, tuple | list):  # tomli_w would write one item per line
         return f"{key} = [{', '.join(_line('x', item).removeprefix('x = ') for item in value)}]"
     return tomli_w.dumps({key: value}).strip()

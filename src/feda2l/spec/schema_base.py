@@ -19,7 +19,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 T = TypeVar("T")
 
 
-def option(default: Any, description: str, *, example: Any = None, **bounds: Any) -> Any:
+def option(default: object, description: str, *, example: object = None, **bounds: Any) -> Any:
     """Declare a key of a table: its default, its meaning, and an example value if the default is None."""
     return Field(default=default, description=description, examples=None if example is None else [example], **bounds)
 
@@ -52,7 +52,7 @@ class NamedSection(Section):
         return made
 
 
-def parameters_of(kind: Any) -> list[str]:
+def parameters_of(kind: type) -> list[str]:
     """Return the parameters of a rule or an algorithm: the fields of its dataclass."""
     return [field.name for field in dataclasses.fields(kind)]
 

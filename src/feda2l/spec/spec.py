@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from feda2l.data.catalog import is_series
 from feda2l.errors import FedA2LError
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.rates.feda2l import DEEP, FedA2LRule
 from feda2l.spec.schema_base import Count, Nested, Section, option, parameters_of
 from feda2l.spec.sections import (
@@ -61,13 +62,13 @@ class Spec(Section):
         if not (is_series(name) or (name == "csv" and data.get("target_column") is None)):
             return values
         training = values.get("training", {})
-        fitted: dict[str, Any] = {"data": {"partition": "natural", "train_fraction": 0.8, **data}}
+        fitted: PlainDict = {"data": {"partition": "natural", "train_fraction": 0.8, **data}}
         if isinstance(training, Mapping):
             fitted["training"] = {"batch_size": 32, "drop_last": False, **training}
         return {**values, **fitted}
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
+    def parse(cls, values: PlainMapping, source: str = "spec", sets: Sequence[str] = ()) -> "Spec":
         """Make a spec from plain values and `key=value` overrides; one error names every mistake."""
         values, given = with_sets(values, sets)
         origin = TomlSource(source, given)
@@ -116,7 +117,7 @@ class Spec(Section):
         values["data"] |= {"nodes": nodes or self.data.nodes}
         return Spec.model_validate(values)
 
-    def _algorithm_defaults(self, section: str) -> dict[str, Any]:
+    def _algorithm_defaults(self, section: str) -> PlainDict:
         """Return the algorithm's defaults for a section, without the keys that the user gave."""
         given = getattr(self, section).model_fields_set
         defaults = self.algorithm.algorithm.defaults.get(section, {})
@@ -135,7 +136,7 @@ class Spec(Section):
         return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
 
 
-def _parameters(of: object) -> dict[str, Any]:
+def _parameters(of: object) -> PlainDict:
     return {key: getattr(of, key) for key in parameters_of(type(of))}
 
 

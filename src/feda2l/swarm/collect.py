@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
 from feda2l.swarm.join_records import Records, join_round, join_timings, read_records
 from feda2l.swarm.observed_faults import observed_fault_plan
-from feda2l.swarm.rejected_messages import rejected_messages
+from feda2l.swarm.rejection_counts import count_rejections
 from feda2l.swarm.swarm_folder import name_of
 from feda2l.topology import Topology
 
@@ -40,7 +39,7 @@ def collect(
     *,
     plan: FaultPlan | None = None,
     data: Path | None = None,
-    **facts: Any,
+    **facts: object,
 ) -> None:
     """Write the run folder of a network from the folders of its nodes, `states`, in the order of their ids.
 
@@ -150,7 +149,7 @@ class MessageLog:
 
     def __init__(self, states: Sequence[RunFolder], records: Sequence[Records], graph: Topology) -> None:
         self.records, self.neighbours = records, graph.period[0]
-        self.refused = [rejected_messages(state.path) for state in states]
+        self.refused = [count_rejections(state.path) for state in states]
 
     def add(self, round: int, record: RoundRecord, size: int) -> None:
         """Add a round's counts to its record: received and rejected messages; a message that arrived counts as sent."""

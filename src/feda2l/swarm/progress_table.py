@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import Self
+from typing import Literal, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -55,8 +55,8 @@ class SwarmView:
         table = Table(title=self.title, title_justify="left")
         metric = self._metric()
         for column in COLUMNS:
-            justify = "left" if column in ("node", "state") else "right"
-            table.add_column(metric if column == "accuracy" else column, justify=justify)  # type: ignore[arg-type]
+            justify: Literal["left", "right"] = "left" if column in ("node", "state") else "right"
+            table.add_column(metric if column == "accuracy" else column, justify=justify)
         room = max(self.console.size.height - 6, 3)
         for node in self.nodes[:room]:
             table.add_row(

@@ -6,10 +6,9 @@ import random
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -17,6 +16,7 @@ from feda2l.errors import FedA2LError, RunFailed
 from feda2l.faults.plan import FaultPlan
 from feda2l.peer.check import refuse_unfit
 from feda2l.peer.config import NodeConfig
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
 from feda2l.toml_files import read_toml
@@ -79,7 +79,7 @@ class SwarmFolder:
                 f"{error.filename or self.shared.path}: cannot be written: {error.strerror}", see="cannot-write"
             ) from error
 
-    def _write(self, spec: Spec, plan: FaultPlan | None, configs: Sequence[Mapping[str, Any]]) -> None:
+    def _write(self, spec: Spec, plan: FaultPlan | None, configs: Sequence[PlainMapping]) -> None:
         for member in self.members:
             member.folder.mkdir(parents=True, exist_ok=True)
         self.shared.write(self.shared.spec, spec.to_toml().encode())
@@ -111,9 +111,7 @@ class SwarmFolder:
         values["fault"] = remaining
         self.shared.write(member.faults, tomli_w.dumps(values).encode())
 
-    def _configs(
-        self, spec: Spec, graph: Topology, *, insecure: bool, wire: str, planned: bool
-    ) -> list[dict[str, Any]]:
+    def _configs(self, spec: Spec, graph: Topology, *, insecure: bool, wire: str, planned: bool) -> list[PlainDict]:
         """The checked config of every node; a folder of an earlier start keeps its run, wire format and ports."""
         before = [read_toml(member.config) if member.config.exists() else {} for member in self.members]
         was = before[0].get("wire", wire)
@@ -124,25 +122,25 @@ class SwarmFolder:
         run = before[0].get("run") or f"{spec.name[:48]}-{secrets.token_hex(4)}"
         ports = free_ports([_port(values) for values in before])
         return [
-            self._config(member, spec, neighbours, ports, run=run, insecure=insecure, wire=wire, planned=planned)
+            self._node_config(member, spec, neighbours, ports, run=run, insecure=insecure, wire=wire, planned=planned)
             for member, neighbours in zip(self.members, neighbour_lists(graph), strict=True)
         ]
 
-    def _config(
+    def _node_config(
         self,
         member: NodeFolder,
         spec: Spec,
-        neighbours: list[dict[str, Any]],
+        neighbours: list[PlainDict],
         ports: list[int],
         *,
         run: str,
         insecure: bool,
         wire: str,
         planned: bool,
-    ) -> dict[str, Any]:
+    ) -> PlainDict:
         """The checked config of one node."""
         name = member.name
-        values: dict[str, Any] = {
+        values: PlainDict = {
             "name": name,
             "id": member.id,
             "spec": "../spec.toml",
@@ -176,7 +174,7 @@ def name_of(id: int) -> str:
     return f"n{id}"
 
 
-def neighbour_lists(graph: Topology) -> Iterator[list[dict[str, Any]]]:
+def neighbour_lists(graph: Topology) -> Iterator[list[PlainDict]]:
     """The neighbours of every node, without their addresses."""
     neighbours = graph.period[0]
     receivers: list[set[int]] = [set() for _ in neighbours]
@@ -234,7 +232,7 @@ def _first_outgoing() -> int:
     return 32_768
 
 
-def _port(config: dict[str, Any]) -> int:
+def _port(config: PlainDict) -> int:
     return int(config["listen"].rpartition(":")[2]) if "listen" in config else 0
 
 

@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from feda2l.peer.log import FILE
+from feda2l.plain_values import PlainDict
 from feda2l.records.growing_file import Tail
 from feda2l.swarm.swarm_folder import NodeFolder
 
@@ -39,7 +40,7 @@ class NodeProcess:
         self.state: State = "starting"
         self.round = self.done_now = 0  # rounds completed in all, and since its process started
         self.met = False  # has the process met its neighbours?
-        self.figures: dict[str, Any] = {}  # scores of the last round
+        self.figures: PlainDict = {}  # scores of the last round
         self.rejected = 0
         self.pace: float | None = None  # seconds of the last round
         self.last = 0.0  # the time of its last completed round
@@ -118,7 +119,7 @@ class NodeProcess:
             lines = []
         return "\n".join(f"  {self}: {line}" for line in lines[-TAIL:])
 
-    def _read(self, line: dict[str, Any]) -> None:
+    def _read(self, line: PlainDict) -> None:
         """Update the fields from one line of the log."""
         event = line.get("event")
         if event == "met":

@@ -6,15 +6,16 @@ Package `records` describes the files that a run writes to its own folder.
 ['mlflow', 'tensorboard', 'wandb']
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.records.round_record import TimedRecord
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ class TrackedRun:
     spec: "Spec"  # resolved: every default filled in
     path: Path  # the run folder
     round: int  # number of rounds already completed; above 0 for a resumed run
-    tracker_state: dict[str, Any]  # private state of the tracker, such as an id; saved in the run folder
+    tracker_state: PlainDict  # private state of the tracker, such as an id; saved in the run folder
 
 
 class Tracker(Protocol):
     """Interface of a tracker of one run. If it raises, one message is printed, the tracker stops and the run continues.
 
-    `memory["round"]` is the last round that the tracker received. Each round is sent once: rounds that a resumed run
-    computes again are skipped, unless `begin` lowers `memory["round"]`.
+    `tracker_state["round"]` is the last round that the tracker received. Each round is sent once: rounds that a
+    resumed run computes again are skipped, unless `begin` lowers `tracker_state["round"]`.
     """
 
     def begin(self, run: TrackedRun) -> None:
@@ -53,7 +54,7 @@ class Tracker(Protocol):
     def round(self, record: TimedRecord) -> None:
         """Called after a round with its line of `rounds.jsonl` plus its `seconds`; see `feda2l.trackers.figures`."""
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: PlainMapping) -> None:
         """Called after the last round with `summary.json`, or with `{"status": "stopped"}` if the run can resume."""
 
 

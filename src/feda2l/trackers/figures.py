@@ -1,8 +1,9 @@
 """Reduce a round to single numbers for trackers: name -> value."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.records.round_record import LAYER_COLUMNS, Metric, RoundRecord, known
 
 WORST: Mapping[Metric, Callable[[Iterable[float]], float]] = {"accuracy": min, "mse": max}
@@ -30,7 +31,7 @@ def figures(record: RoundRecord) -> dict[str, float]:
     return result
 
 
-def outcome(summary: Mapping[str, Any]) -> dict[str, Any]:
+def outcome(summary: PlainMapping) -> PlainDict:
     """Return the result of a run as single values: status, final and best score, rounds to the target."""
     metric = summary.get("metric", "")
     figures_of_run = {f"{key}_{metric}": value for key, value in summary.get(metric, {}).items() if _is_number(value)}

@@ -3,9 +3,8 @@
 import logging
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
 
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.trackers import TimedRecord, TrackedRun
 from feda2l.trackers.figures import figures, outcome
 
@@ -42,7 +41,7 @@ class MlflowTracker:
         metrics = [Metric(key, value, now, record["round"]) for key, value in figures(record).items()]
         self.client.log_batch(self.id, metrics=metrics)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: PlainMapping) -> None:
         results = outcome(summary)
         status = results.pop("status")
         for key, value in results.items():
@@ -57,9 +56,9 @@ class MlflowTracker:
         return identity
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(values: PlainMapping) -> PlainDict:
     """Flatten a spec to keys as in `--set`: section.key."""
-    flat: dict[str, Any] = {}
+    flat: PlainDict = {}
     for key, value in values.items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
     return flat

@@ -6,11 +6,12 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.records.round_record import RoundRecord, TimedRecord
 from feda2l.records.round_timings import RoundTimings, total_seconds
 from feda2l.trackers import MakeTracker, TrackedRun, Tracker, TrackerLike, find_tracker
@@ -27,7 +28,7 @@ class Observers:
     """All trackers of a process. Each tracker receives every run."""
 
     def __init__(self, trackers: Sequence[TrackerLike] = (), print_note: Callable[[str], None] | None = None) -> None:
-        self.observers = [Observer(*find_tracker(wanted), print_note or _print) for wanted in trackers]
+        self.observers = [TrackerThread(*find_tracker(wanted), print_note or _print) for wanted in trackers]
 
     def __enter__(self) -> Self:
         return self
@@ -44,7 +45,7 @@ class Observers:
         for observer in self.observers:
             observer.tell(partial(observer.round, folder, timed(record, timing)))
 
-    def end(self, folder: "RunFolder", summary: Mapping[str, Any]) -> None:
+    def end(self, folder: "RunFolder", summary: PlainMapping) -> None:
         for observer in self.observers:
             observer.tell(partial(observer.end, folder, summary))
 
@@ -58,7 +59,7 @@ class Observers:
             yield
 
 
-class Observer:
+class TrackerThread:
     """One kind of tracker, with one instance per run. The run only queues calls; a thread executes them."""
 
     def __init__(self, name: str, make: MakeTracker, print_note: Callable[[str], None]) -> None:
@@ -138,20 +139,20 @@ class Observer:
             run.tracker_state["round"] = record["round"]
             self._keep(folder, run.tracker_state)
 
-    def end(self, folder: "RunFolder", summary: Mapping[str, Any]) -> None:
+    def end(self, folder: "RunFolder", summary: PlainMapping) -> None:
         if folder in self.followed:  # a pack that failed during its end may have ended some runs already
             tracker, run = self.followed.pop(folder)
             tracker.end(summary)
             self._keep(folder, run.tracker_state)
 
-    def _read(self, folder: "RunFolder") -> dict[str, Any]:
+    def _read(self, folder: "RunFolder") -> PlainDict:
         try:
-            tracker_state: dict[str, Any] = json.loads(folder.tracker(self.name).read_bytes())
+            tracker_state: PlainDict = json.loads(folder.tracker(self.name).read_bytes())
         except (OSError, ValueError):  # no file yet
             return {}
         return tracker_state
 
-    def _keep(self, folder: "RunFolder", tracker_state: Mapping[str, Any]) -> None:
+    def _keep(self, folder: "RunFolder", tracker_state: PlainMapping) -> None:
         path = folder.tracker(self.name)
         temporary = path.with_name(path.name + ".partial")
         temporary.write_text(json.dumps(tracker_state))

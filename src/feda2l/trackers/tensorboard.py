@@ -3,9 +3,10 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from feda2l.errors import FedA2LError
+from feda2l.plain_values import PlainMapping
 from feda2l.trackers import TimedRecord, TrackedRun
 from feda2l.trackers.figures import figures
 
@@ -24,7 +25,7 @@ class TensorBoardTracker:
     def round(self, record: TimedRecord) -> None:
         self.events.scalars(figures(record), record["round"])
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: PlainMapping) -> None:
         self.events.close()
 
 

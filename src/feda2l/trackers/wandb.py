@@ -2,9 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Mapping
-from typing import Any
 
+from feda2l.plain_values import PlainMapping
 from feda2l.trackers import TimedRecord, TrackedRun
 from feda2l.trackers.figures import figures, outcome
 
@@ -24,7 +23,7 @@ class WandbTracker:
             run.tracker_state["round"] = min(run.tracker_state.get("round", 0), run.round)
         self.tracker_state = run.tracker_state
         self.tracker_state["open"] = True
-        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        mode: str = os.environ.get("WANDB_MODE", "offline")
         identity = run.tracker_state.setdefault("id", secrets.token_hex(4))
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "feda2l"),
@@ -44,7 +43,7 @@ class WandbTracker:
     def round(self, record: TimedRecord) -> None:
         self.run.log(figures(record), step=record["round"], commit=True)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: PlainMapping) -> None:
         results = outcome(summary)
         self.run.summary.update(results)
         self.run.finish(exit_code=int(results["status"] == "non_finite"))

@@ -5,10 +5,10 @@ import math
 import numpy as np
 
 from feda2l.report.page_data import BINS, packed
-from feda2l.watch.incoming_records import SIGNALS, Rounds
+from feda2l.watch.incoming_records import SIGNALS, RoundSeries
 
 
-def heat_of_rounds(rounds: Rounds) -> dict[str, object] | str:
+def heat_of_rounds(rounds: RoundSeries) -> dict[str, object] | str:
     """Return learning rate, divergence and stability as [nodes, layers, bins of rounds], or a reason why not."""
     if not rounds.layers:
         return "no round is complete yet"

@@ -19,7 +19,7 @@ PACE = 10  # number of rounds over which the time per round is averaged
 Signals = NDArray[np.float32]
 
 
-class Rounds:
+class RoundSeries:
     """Columns over rounds. Entry r belongs to round r + 1 and is NaN if nothing was measured."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Arriving:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.rounds = Rounds()
+        self.rounds = RoundSeries()
         self.damage = ""  # describes what is wrong with the records
         self._lines, self._timings = Tail(folder.rounds), Tail(folder.timings)
         self._begun = 0
@@ -85,7 +85,7 @@ class Arriving:
         while lines := self._lines.read():
             changed = True
             if self._lines.begun != self._begun:  # the file was cut back to a checkpoint, or replaced by another run
-                self.rounds, self.damage, self._begun = Rounds(), "", self._lines.begun
+                self.rounds, self.damage, self._begun = RoundSeries(), "", self._lines.begun
             self._take(lines)
         return changed
 
@@ -102,9 +102,9 @@ class Arriving:
                 self.damage = f"line {len(self.rounds) + 1} of {self.folder.rounds.name} is invalid: {error}"
 
 
-def joined(nodes: Sequence[Rounds]) -> Rounds:
+def joined(nodes: Sequence[RoundSeries]) -> RoundSeries:
     """Combine the rounds of a network's nodes into those of one run: each value is the mean over available nodes."""
-    network = Rounds()
+    network = RoundSeries()
     network.count = len(nodes)
     network.metric = next(filter(None, (node.metric for node in nodes)), "")
     network.layers = next(filter(None, (node.layers for node in nodes)), [])

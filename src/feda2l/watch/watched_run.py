@@ -3,10 +3,12 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from feda2l.plain_values import PlainDict
 from feda2l.records.bundle import TEXTS, bundle_above
 from feda2l.records.folder_locks import LockedFolders
 from feda2l.records.manifest import MANIFEST
@@ -16,7 +18,7 @@ from feda2l.report.find_runs import FoundRun, Notes, find_runs
 from feda2l.report.page_data import POINTS, edges_of, heat_of, numbers
 from feda2l.report.run_records import ENDED, FolderRecords, summary_of
 from feda2l.watch.heat import heat_of_rounds
-from feda2l.watch.incoming_records import Arriving, Rounds, joined
+from feda2l.watch.incoming_records import Arriving, RoundSeries, joined
 from feda2l.watch.presence import Presence
 from feda2l.watch.watched_node import WatchedNode
 
@@ -33,7 +35,7 @@ class WatchedRun:
         self.message = ""  # reason of a failure, or a problem with the records
         self.run = FoundRun(path, {}, {}, FolderRecords(path))
         self.nodes: list[WatchedNode] = []  # nodes of a swarm
-        self.rounds = Rounds()  # rounds read so far; empty for a completed run
+        self.rounds = RoundSeries()  # rounds read so far; empty for a completed run
         self._presence = Presence(self.folder)
         self._arriving: Arriving | None = None
         self._curve: Curve | None = None  # set when the run is complete
@@ -168,9 +170,9 @@ class WatchedRun:
             self.state, self.message = "stopped", self._arriving.damage
         return changed
 
-    def _arrived(self) -> Rounds:
+    def _arrived(self) -> RoundSeries:
         if self._arriving is None:
-            return Rounds()
+            return RoundSeries()
         return joined([node.arriving.rounds for node in self.nodes]) if self.nodes else self._arriving.rounds
 
 
@@ -215,7 +217,7 @@ def _blank(id: str) -> dict[str, object]:
     return {"id": id, "name": id, **blank, **unknown, **lists}
 
 
-def _thinned(values: Floats) -> Any:
+def _thinned(values: Floats) -> NDArray[np.intp]:
     """Return the indices of finite values, thinned to every 2^k-th and the last: at most about `POINTS` indices.
 
     The remaining points keep their places while the curve grows.
@@ -235,14 +237,14 @@ def _seen(path: Path) -> Seen:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _toml(path: Path) -> PlainDict:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 
 
-def _finished(path: Path) -> dict[str, Any]:
+def _finished(path: Path) -> PlainDict:
     """Return the summary of a completed run, or an empty dict if the file is missing or damaged."""
     try:
         summary = summary_of(path.read_text(encoding="utf-8"))

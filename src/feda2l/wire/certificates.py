@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -29,6 +28,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from feda2l.errors import FedA2LError, RunFailed
+from feda2l.plain_values import PlainDict
 from feda2l.wire.rejected_message import RejectedMessage
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # valid as a file name, as part of a key and as a common name
@@ -202,7 +202,7 @@ def issue(
     return certificate
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> PlainDict:
     """The facts in a certificate, whether it is valid or not."""
     certificate = _certificates(path)[0]
     return {

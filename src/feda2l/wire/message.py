@@ -13,10 +13,10 @@ import re
 import struct
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
-from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 
+from feda2l.plain_values import PlainDict
 from feda2l.wire.certificates import NAME, Authority, Identity
 from feda2l.wire.rejected_message import RejectedMessage
 
@@ -155,7 +155,7 @@ def _head(text: bytes) -> Head:
     return head
 
 
-def _wrong(values: dict[str, Any]) -> str:
+def _wrong(values: PlainDict) -> str:
     """The first field that is missing, of a wrong type or out of range; "" if all fields are valid."""
     if tuple(values) != FIELDS:
         return "fields"

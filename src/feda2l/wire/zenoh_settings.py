@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from feda2l.errors import FedA2LError
+from feda2l.plain_values import PlainDict
 from feda2l.wire.certificates import NAME
 
 PIECE = 4 << 20  # bytes fetched with one request
@@ -22,7 +22,7 @@ class Tls:
 
 def session_settings(
     name: str, run: str, listen: str, neighbours: Mapping[str, str | None], tls: Tls | None
-) -> dict[str, Any]:
+) -> PlainDict:
     """The zenoh configuration of a node."""
     for word in (name, run, *neighbours):  # each becomes one part of a key: no "/", no wildcards
         if not NAME.fullmatch(word):
@@ -31,7 +31,7 @@ def session_settings(
                 "with a letter or digit first"
             )
     scheme = "tls" if tls else "tcp"
-    settings: dict[str, Any] = {
+    settings: PlainDict = {
         "mode": "peer",  # peers forward nothing: every message comes from the neighbour itself
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},  # only configured neighbours
         "listen": {"endpoints": [f"{scheme}/{listen}"], "timeout_ms": 0, "exit_on_failure": True},
@@ -76,11 +76,11 @@ def session_settings(
     return settings
 
 
-def access_rules(name: str, run: str, neighbours: list[str]) -> dict[str, Any]:
+def access_rules(name: str, run: str, neighbours: list[str]) -> PlainDict:
     """Allow only this: each neighbour sends requests and answers under its own name."""
     ours = f"feda2l/{run}/{name}"
-    rules: list[dict[str, Any]] = []
-    policies: list[dict[str, Any]] = []
+    rules: list[PlainDict] = []
+    policies: list[PlainDict] = []
     for neighbour in neighbours:
         theirs = f"feda2l/{run}/{neighbour}"
         for flow, messages, key in (

@@ -7,7 +7,7 @@ from pathlib import Path
 from feda2l.peer.log import FILE
 
 
-def rejected_messages(state: Path) -> Counter[tuple[int, str]]:
+def count_rejections(state: Path) -> Counter[tuple[int, str]]:
     """The number of messages that a node rejected, by round and sender."""
     counts: Counter[tuple[int, str]] = Counter()
     for path in sorted(state.glob(f"{FILE}*")):  # including the rotated files
