@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -41,9 +41,12 @@ class NamedSection(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
+    if TYPE_CHECKING:
+        name: str  # each section declares it with its default and its meaning
+
     def parameters(self, section: str, table: Mapping[str, type[T]], base: type[T]) -> T:
         """Build the object of that name, from a table or a user's own by import path, with this table's keys."""
-        name: str = self.name  # type: ignore[attr-defined]
+        name = self.name
         kind: Any = _custom(name, section, base) if ":" in name else look_up(name, table, f"{section}.name")
         try:
             made: T = _adapter(kind).validate_python(self.model_extra or {})
