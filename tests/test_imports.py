@@ -15,6 +15,7 @@ FOUNDATION = {
     "names",
     "old_names",
     "optimizer_groups",
+    "plain_values",
     "randomness",
     "toml_files",
     "worker_pool",

@@ -68,9 +68,6 @@ def test_dropout_keeps_its_share_without_correlations() -> None:
         for draws in steps
         for site in (0, 1, 7)
         for row in range(3)
-        for draws in steps
-        for site in (0, 1, 7)
-        for row in range(3)
     ]
     lines = torch.stack([*masks, *(masks[0].roll(far) for far in (1, 2, 3, 64, 512, 2048, 65536))]).double()
     assert (lines.mean(dim=1) - 0.7).abs().max() < 5 * (0.21 / size) ** 0.5

@@ -14,16 +14,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from feda2l.errors import FedA2LError, RunFailed
-
-if TYPE_CHECKING:
-    from feda2l.spec.spec import Spec
 
 T = TypeVar("T")
 
@@ -49,7 +46,7 @@ class _RemoteError(NamedTuple):
 class Call(NamedTuple):
     """The leader's message to the waiting ranks: specs to run as a pack, or None with the results at the end."""
 
-    specs: "list[Spec]"
+    specs: list[Any]
     result: list[Path]
 
 
