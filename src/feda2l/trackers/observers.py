@@ -105,7 +105,9 @@ class TrackerThread:
 
     def _drop(self, why: str) -> None:
         self.dropped = True
-        self.print_note(f"tracker {self.name} stopped: {why}; the run continues without it. See: feda2l explain tracker")
+        self.print_note(
+            f"tracker {self.name} stopped: {why}; the run continues without it. See: feda2l explain tracker"
+        )
 
     # --- called by the thread ----------------------------------------------------------------------------------
 
