@@ -1,4 +1,4 @@
-"""A real browser for the tests of pages: headless Chromium, where there is one."""
+"""Headless Chromium for the tests of pages. Tests are skipped where it is not installed."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ DRIVER = shutil.which("chromedriver")
 
 @contextmanager
 def chromium(*logs: str) -> Iterator[Any]:
-    """A driver that keeps these logs of the browser; without Chromium the test is skipped."""
+    """Start a driver that records the named browser logs. Skip the test if Chromium is not installed."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'feda2l[test]'")
     if not (CHROMIUM and DRIVER):
         pytest.skip("needs Chromium and its driver: make browser, or apt-get install chromium-driver")

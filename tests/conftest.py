@@ -1,4 +1,4 @@
-"""What several test packages share."""
+"""Fixtures shared by several test packages."""
 
 import fcntl
 import hashlib
@@ -20,7 +20,7 @@ from feda2l.runs.datasets import Loaded
 from feda2l.simulate.loop import RoundLoop, one_thread
 from feda2l.spec.spec import Spec
 
-collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and one name cannot be collected twice
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests here; pytest cannot collect one name twice
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 PACKED = ("cifar10", "cifar100", "series")
 numbers = itertools.count()
@@ -34,10 +34,10 @@ def _no_warning_issued_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def official() -> Path:
-    """A data folder with the CIFAR and series files as their authors publish them, decoded once and kept between runs.
+    """A data folder with the CIFAR and series files as their authors publish them.
 
-    Tests read it and never write to it. CIFAR-100 has the official labels and pictures, in an order of its own
-    within each class.
+    The folder is decoded once and kept between test runs. Tests read it and never write to it. CIFAR-100 has the
+    official labels and pictures, but the order within each class is not the official one.
     """
     decoder = SHARED / "decode.py"
     if not decoder.exists():
@@ -57,15 +57,15 @@ def official() -> Path:
 
 @pytest.fixture
 def interpreted() -> Callable[[Path], None]:
-    """Runs a script with Triton's interpreter, which needs no GPU; it must end well."""
+    """Run a script in Triton's interpreter, which needs no GPU, and check that it exits with code 0."""
     pytest.importorskip("triton", reason="triton is not installed")
 
     def run(script: Path) -> None:
-        # a process of its own: whether a kernel is interpreted is settled when it is defined
+        # in a separate process, because Triton chooses the interpreter when a kernel is defined
         environment = os.environ | {"TRITON_INTERPRET": "1"}
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
         if "only 0-dimensional arrays can be converted" in done.stderr:
-            pytest.skip("this Triton's interpreter (3.6, say) cannot read a loop's end with this numpy (2.4 or later)")
+            pytest.skip("this Triton's interpreter (3.6, say) cannot read a loop bound with this numpy (2.4 or later)")
         assert done.returncode == 0, done.stderr
 
     return run
@@ -73,7 +73,7 @@ def interpreted() -> Callable[[Path], None]:
 
 @pytest.fixture
 def one_thread_each() -> Iterator[None]:
-    """Sums are made by one thread, as in every runtime."""
+    """Use one thread for sums, as every runtime does."""
     with one_thread():
         yield
 
@@ -85,7 +85,7 @@ def digits() -> Loaded:
 
 @pytest.fixture
 def start(digits: Loaded) -> Iterator[Callable[..., RoundLoop]]:
-    """`start(spec, ..., workers=0)`: the runs of these specs as one pack at round 0, on the digits unless told."""
+    """`start(spec, ..., workers=0)` builds one pack of these runs at round 0. The default data set is digits."""
     engines = []
 
     def make(*specs: dict[str, Any], loaded: Loaded = digits, workers: int = 0) -> RoundLoop:
@@ -102,11 +102,11 @@ def start(digits: Loaded) -> Iterator[Callable[..., RoundLoop]]:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """`module(source)`: the name of an importable module with this source, as a user would have one."""
+    """`module(source)` writes an importable module, as a user would, and returns its name."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(source: str) -> str:
-        name = f"users_own_{next(numbers)}"
+        name = f"user_module_{next(numbers)}"
         (tmp_path / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n\n{source}")
         return name
 

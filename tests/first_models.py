@@ -1,4 +1,4 @@
-"""The model that the nodes of a run start from, for tests that train it on their own."""
+"""The initial model of a run, for tests that train it in a separate loop."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import nn
 from feda2l.runs.assemble import ModelShape, new_model
 from feda2l.spec.spec import Spec
 
-# a user's module with a convolution and its BatchNorm
+# a user's module with a convolution and a BatchNorm layer
 NORMED = """
 class Normed(nn.Module):
     def __init__(self):
@@ -21,7 +21,7 @@ class Normed(nn.Module):
 """
 
 
-def start_of(settings: dict[str, Any]) -> nn.Module:
-    """The common start of a run on the digits."""
+def initial_model(settings: dict[str, Any]) -> nn.Module:
+    """The initial model that all nodes share in a run on the digits."""
     spec = Spec.parse(settings)
     return new_model(spec.model.name or "mlp", spec.seed, ModelShape((1, 8, 8), 10))

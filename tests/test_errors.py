@@ -1,4 +1,4 @@
-"""The one design of errors and warnings: where a mistake is, where to read more, and each warning once."""
+"""The form of errors and warnings: location, message and help topic; each warning is issued once."""
 
 import warnings
 
@@ -16,12 +16,12 @@ def test_an_error_names_the_file_the_key_the_value_and_the_topic() -> None:
     assert str(FedA2LError("expected a name", key="data.name", value=None)) == "data.name = None: expected a name"
 
 
-def test_an_error_without_a_topic_has_no_note_and_a_class_may_have_its_own() -> None:
+def test_an_error_without_a_topic_has_no_note_and_a_class_may_set_a_topic() -> None:
     assert not hasattr(FedA2LError("wrong"), "__notes__")
     assert Busy("runs/a: in use").__notes__ == ["See: feda2l explain folder-in-use"]
 
 
-def test_a_wrong_value_in_a_spec_is_an_error_of_that_form() -> None:
+def test_a_wrong_value_in_a_spec_raises_an_error_of_this_form() -> None:
     with pytest.raises(FedA2LError) as raised:
         Spec.parse({"rates": {"window": 1}}, "my.toml")
     assert str(raised.value).startswith("my.toml: rates.window = 1: ")

@@ -1,11 +1,11 @@
-"""Imports point one way: every edge between packages is in the table below, and the table has no cycle."""
+"""Imports between packages follow the table below, and the table has no cycle."""
 
 import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "feda2l"
-# What every package may import; these import nothing but each other.
+# Every package may import these modules. They import only each other.
 FOUNDATION = {
     "equations",
     "errors",
@@ -109,14 +109,14 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 
-def packages_of(path: Path) -> str:
-    """The package of a module; a module at the top is one of its own."""
+def package_of(path: Path) -> str:
+    """The package of a module. A top-level module counts as a package."""
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
 def imported(path: Path) -> set[str]:
-    """The packages that a module imports anywhere: at its top, in a function or for type checking."""
-    found = set()
+    """The packages that a module imports: at the top, inside functions or for type checking."""
+    packages = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -125,30 +125,30 @@ def imported(path: Path) -> set[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        found |= {name.split(".")[1] for name in names if name.startswith("feda2l.")}
-    return found
+        packages |= {name.split(".")[1] for name in names if name.startswith("feda2l.")}
+    return packages
 
 
-def edges() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    known = {packages_of(path) for path in ROOT.rglob("*.py")}
+def imports_by_package() -> dict[str, set[str]]:
+    edges: dict[str, set[str]] = {}
+    known = {package_of(path) for path in ROOT.rglob("*.py")}
     for path in ROOT.rglob("*.py"):
-        package = packages_of(path)
-        found.setdefault(package, set()).update(imported(path) & known - {package, "__init__"})
-    return {package: targets for package, targets in found.items() if package not in ("__init__", "__main__")}
+        package = package_of(path)
+        edges.setdefault(package, set()).update(imported(path) & known - {package, "__init__"})
+    return {package: targets for package, targets in edges.items() if package not in ("__init__", "__main__")}
 
 
 def test_every_import_between_packages_is_in_the_table():
-    for package, targets in edges().items():
+    for package, targets in imports_by_package().items():
         allowed = FOUNDATION if package in FOUNDATION else FOUNDATION | ALLOWED[package]
         assert targets <= allowed, f"feda2l.{package} must not import {sorted(targets - allowed)}"
 
 
-def test_the_table_holds_no_edge_that_nobody_needs():
-    found = edges()
-    unused = {package: sorted(allowed - found[package]) for package, allowed in ALLOWED.items()}
+def test_the_table_has_no_unused_edge():
+    imports = imports_by_package()
+    unused = {package: sorted(allowed - imports[package]) for package, allowed in ALLOWED.items()}
     assert not any(unused.values()), unused
 
 
 def test_imports_form_no_cycle():
-    tuple(TopologicalSorter(edges()).static_order())
+    tuple(TopologicalSorter(imports_by_package()).static_order())

@@ -1,4 +1,4 @@
-"""Which parameters make one layer."""
+"""How parameters are grouped into layers."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_module_layers():
         "body.1": ("body.1.weight", "body.1.bias"),
         "body.3": ("body.3.weight",),
         "attention": tuple(f"attention.{name}" for name in ATTENTION),
-        "head": ("head.bias",),  # its weight is the embedding's, and belongs there
+        "head": ("head.bias",),  # its weight is tied to the embedding and belongs to that layer
     }
 
 
@@ -56,9 +56,9 @@ def test_groups_hold_every_trainable_parameter_once(granularity):
     grouped = [id(parameter) for group in groups for parameter in group["params"]]
     assert len(grouped) == len(set(grouped))
     assert set(grouped) == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     for group in groups:
-        assert all(own[tensor] is p for tensor, p in zip(group["tensors"], group["params"], strict=True))
+        assert all(parameters[tensor] is p for tensor, p in zip(group["tensors"], group["params"], strict=True))
         assert set(group) == {"params", "name", "tensors"}
 
 
@@ -81,7 +81,7 @@ def test_a_parametrized_linear_is_one_layer(norm):
 
 
 class Scaled(nn.Module):
-    """A parametrization with parameters and with a submodule of its own."""
+    """A parametrization with a parameter and a submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_empty_parameters_belong_to_no_layer():
         assert names(model, granularity) == names(Everything(), granularity)
 
 
-def test_mistakes_are_named():
+def test_mistakes_are_reported():
     with pytest.raises(FedA2LError, match=r"granularity = 'modul' is unknown; did you mean 'module'\?"):
         layer_groups(nn.Linear(2, 2), granularity="modul")
     with pytest.raises(FedA2LError, match="granularity = None is unknown; known: module, tensor, block, model"):
@@ -135,7 +135,7 @@ def test_mistakes_are_named():
 
 def test_wrapped_models_have_the_names_of_plain_ones():
     model = Everything()
-    model.module = nn.Linear(2, 2)  # a part of that name is no wrapper
+    model.module = nn.Linear(2, 2)  # a submodule named `module` is not a wrapper
     expected = names(model)
     assert "module" in expected
     for wrapped in (nn.DataParallel(model), torch.compile(nn.DataParallel(torch.compile(model)))):
@@ -156,16 +156,16 @@ def test_frozen_layers_are_left_out():
 
 
 class LoRA(nn.Module):
-    """A frozen linear layer and what is learned beside it, written by hand."""
+    """A hand-written LoRA layer: a frozen linear layer plus two trained matrices."""
 
-    def __init__(self, inside: nn.Linear) -> None:
+    def __init__(self, inner: nn.Linear) -> None:
         super().__init__()
-        self.inside = inside.requires_grad_(False)
-        self.lora_A = nn.Parameter(torch.randn(2, inside.in_features))
-        self.lora_B = nn.Parameter(torch.zeros(inside.out_features, 2))
+        self.inner = inner.requires_grad_(False)
+        self.lora_A = nn.Parameter(torch.randn(2, inner.in_features))
+        self.lora_B = nn.Parameter(torch.zeros(inner.out_features, 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inside(x) + x @ self.lora_A.T @ self.lora_B.T
+        return self.inner(x) + x @ self.lora_A.T @ self.lora_B.T
 
 
 def test_the_two_parts_of_lora_are_one_layer():
@@ -177,11 +177,11 @@ def test_the_two_parts_of_lora_are_one_layer():
     assert list(names(model, "tensor")) == ["0.lora_A", "0.lora_B", "2.weight", "2.bias"]
 
 
-def test_a_frozen_base_is_left_alone_beside_lora():
-    """sigma of the layer is that of A and B together, so B's start at zero does no harm."""
+def test_lora_leaves_the_frozen_base_unchanged():
+    """sigma is measured over A and B together, so it is finite although B starts at zero."""
     torch.manual_seed(0)
     model = nn.Sequential(LoRA(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 2))
-    base, size = model[0].inside.weight.clone(), model[0].lora_A.norm()
+    base, size = model[0].inner.weight.clone(), model[0].lora_A.norm()
     optimizer = torch.optim.SGD(layer_groups(model), lr=0.1)
     rates = FedA2L(optimizer)
     rates.begin_round()
@@ -192,7 +192,7 @@ def test_a_frozen_base_is_left_alone_beside_lora():
     moved = model[0].lora_B.norm()  # A does not move while B is zero
     assert rates.last["0"].divergence == pytest.approx(float((moved / size).detach()), rel=1e-5)
     assert list(rates.last) == ["0", "2"]
-    assert torch.equal(model[0].inside.weight, base)
+    assert torch.equal(model[0].inner.weight, base)
 
 
 def test_compiled_models_have_the_names_of_plain_ones():
@@ -207,17 +207,17 @@ def test_compiled_models_have_the_names_of_plain_ones():
     assert [group["name"] for group in groups] == list(expected)
 
 
-def test_a_model_that_is_one_layer():
+def test_a_single_module_is_one_layer():
     assert names(nn.Linear(2, 3)) == names(torch.compile(nn.Linear(2, 3))) == {"model": ("weight", "bias")}
 
 
 def test_measured_tensors():
     assert Layer("a", ("a.weight", "a.bias")).measured("all") == (0, 1)
     assert Layer("a", ("a.bias", "a.weight")).measured("weight") == (1,)
-    assert Layer("a", ("a.in_proj_weight", "a.bias")).measured("weight") == (0, 1)  # none of that name
-    assert Layer("m", ("a.weight", "b.weight", "b.bias")).measured("weight") == (0, 1, 2)  # several
+    assert Layer("a", ("a.in_proj_weight", "a.bias")).measured("weight") == (0, 1)  # no tensor is named `weight`
+    assert Layer("m", ("a.weight", "b.weight", "b.bias")).measured("weight") == (0, 1, 2)  # several tensors are
     assert Layer("weight", ("weight",)).measured("weight") == (0,)
-    assert Layer("attention", ATTENTION).measured("weight") == (0, 1, 2, 3)  # two weights, one of them named so
+    assert Layer("attention", ATTENTION).measured("weight") == (0, 1, 2, 3)  # two weights, only one named `weight`
 
 
 def test_groups_work_in_an_optimizer():

@@ -1,4 +1,4 @@
-"""What `import feda2l` offers and what it costs."""
+"""The public names of `feda2l`, the imports it triggers and the example in the README."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ def test_example_learns_and_adapts():
     lines = python(str(EXAMPLE)).splitlines()
     assert [line.split(":")[0] for line in lines] == ["round 10", "round 20", "round 30", "round 40"]
     accuracy = [float(line.split("accuracy ")[1].split(",")[0]) for line in lines]
-    assert accuracy[-1] > 0.85  # chance is .1, and a node alone knows 4 digits of 10
+    assert accuracy[-1] > 0.85  # chance is .1; an isolated node has samples of only 4 of the 10 digits
     assert lines[0].endswith("rates 0.0500 0.0500")  # warm-up
     assert "0.0500" not in lines[-1]
 

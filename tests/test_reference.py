@@ -1,4 +1,4 @@
-"""The plain Algorithm 1 against hand calculation, and everything else against it."""
+"""The plain Algorithm 1 equals hand calculations, and the drop-in and the equations equal Algorithm 1."""
 
 import math
 import random
@@ -15,11 +15,11 @@ from feda2l.reference import States, algorithm_1, z_score
 ROUNDS = 100
 
 
-def history(layers: list[str], rounds: int, seed: int = 0) -> list[dict[str, States]]:
-    """Random rounds whose moves differ in size from layer to layer and from round to round."""
+def random_rounds(layers: list[str], rounds: int, seed: int = 0) -> list[dict[str, States]]:
+    """Random rounds. The size of the updates differs between layers and between rounds."""
     draw = random.Random(seed)
     base = {layer: [draw.gauss(0, 1) for _ in range(2 + 3 * i)] for i, layer in enumerate(layers)}
-    found = []
+    history = []
     for _ in range(rounds):
         states = {}
         for layer in layers:
@@ -27,12 +27,12 @@ def history(layers: list[str], rounds: int, seed: int = 0) -> list[dict[str, Sta
             trained = [b + draw.gauss(0, step) for b in base[layer]]
             states[layer] = States(base[layer], trained, [t + draw.gauss(0, pull) for t in trained])
         base = {layer: list(state.aggregated) for layer, state in states.items()}
-        found.append(states)
-    return found
+        history.append(states)
+    return history
 
 
 class Vectors(nn.Module):
-    """One layer of one tensor for each name."""
+    """One layer per name, each with one tensor."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ LAYERS = {"shallow": ["a", "b", "c", "d"], "deep": [f"{'bn' if i % 4 == 3 else '
 
 @pytest.mark.parametrize("preset", ["paper", "reference"])
 @pytest.mark.parametrize("depth", LAYERS)
-@pytest.mark.parametrize("knobs", [{}, {"balance": 0.2, "threshold": 1e-4, "window": 7, "decay": 0.05}])
-def test_drop_in_equals_algorithm_1(preset, depth, knobs):
-    rounds = history(LAYERS[depth], ROUNDS, seed=len(knobs))
-    settings = {"warmup_rounds": 10, "window": 5, "decay": 0.3} | knobs
+@pytest.mark.parametrize("options", [{}, {"balance": 0.2, "threshold": 1e-4, "window": 7, "decay": 0.05}])
+def test_drop_in_equals_algorithm_1(preset, depth, options):
+    rounds = random_rounds(LAYERS[depth], ROUNDS, seed=len(options))
+    settings = {"warmup_rounds": 10, "window": 5, "decay": 0.3} | options
     expected = algorithm_1(rounds, base_lr=0.01, preset=preset, **settings)
 
     model = Vectors({layer: len(states.base) for layer, states in rounds[0].items()})
@@ -69,11 +69,11 @@ def test_drop_in_equals_algorithm_1(preset, depth, knobs):
             model.put({layer: getattr(state, moment) for layer, state in states.items()})
             call()
         assert rates.get_last_lr() == pytest.approx(list(following.values()), rel=1e-12)
-    assert len({f"{rate:.9f}" for used in expected for rate in used.values()}) > ROUNDS  # they did adapt
+    assert len({f"{rate:.9f}" for used in expected for rate in used.values()}) > ROUNDS  # the rates did adapt
 
 
 def test_equations_equal_algorithm_1():
-    rounds = history(["a", "b"], ROUNDS)
+    rounds = random_rounds(["a", "b"], ROUNDS)
     expected = algorithm_1(rounds, base_lr=0.01, warmup_rounds=10, window=5, decay=0.3)
 
     def f64(values):

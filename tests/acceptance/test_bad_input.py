@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import feda2l
-from whole_runs import needs_bf16
+from run_files import needs_bf16
 
 Cli = Callable[..., Any]
 QUICK = ("--set", "rounds=2", "--set", "data.nodes=4", "--set", "runtime.workers=0", "--quiet")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from made_up import write_seeds
+from synthetic_runs import write_seeds
 
 Cli = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 import feda2l
 from feda2l.errors import FedA2LError
-from whole_runs import SAME
+from run_files import SAME
 
 Cli = Callable[..., Any]
 SMALL = {"rates": {"name": "constant", "base": 0.05}, "runtime": {"workers": 0}}

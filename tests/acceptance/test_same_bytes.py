@@ -14,7 +14,7 @@ import pytest
 
 import feda2l
 from feda2l.errors import FedA2LError
-from whole_runs import SAME, needs_bf16
+from run_files import SAME, needs_bf16
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -13,7 +13,7 @@ import feda2l
 from feda2l.data import exchange_rate
 from feda2l.data.series import Series, forecast_errors
 from feda2l.errors import FedA2LError
-from whole_runs import SAME
+from run_files import SAME
 
 Cli = Callable[..., Any]
 MODULE = """

@@ -33,7 +33,7 @@ from feda2l.randomness import torch_generator
 from feda2l.runs.datasets import Loaded
 from feda2l.simulate.search import search
 from feda2l.topology import build, build_mixing
-from first_models import NORMED, start_of
+from first_models import NORMED, initial_model
 
 ROUNDS = 3
 BATCH = 4
@@ -910,7 +910,7 @@ def test_with_batchnorm_every_batch_counts_once(start, module, name) -> None:
     simulator = start(settings)
     (simulation,) = simulator.runs
     population, member = simulator.engine.population, simulation.plan.member
-    template = start_of(settings)
+    template = initial_model(settings)
     models = [copy.deepcopy(template).train() for _ in range(3)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in models]
     samples = member.training.samples

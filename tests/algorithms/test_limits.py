@@ -17,7 +17,7 @@ from feda2l.engines.engine import RowEngine
 from feda2l.engines.stacked import Stacked
 from feda2l.runs.datasets import Loaded
 from feda2l.simulate.search import search
-from first_models import NORMED, start_of
+from first_models import NORMED, initial_model
 
 ROUNDS = 3
 # these are FedAvg to the last bit
@@ -208,7 +208,7 @@ def test_a_node_alone_trains_plainly_where_the_definition_says_so(start, name) -
         (rate,) = search(simulator.engine, simulator.runs[0])["rates"]
         assert not math.isclose(rate, 0.05)
     (found, _) = outcome(simulator)
-    model = copy.deepcopy(start_of(settings)).train()
+    model = copy.deepcopy(initial_model(settings)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
     samples = member.training.samples
     x, y, normalise = samples.x, samples.y, samples.normalise

@@ -11,7 +11,7 @@ from feda2l.errors import FedA2LError
 from feda2l.report.find_runs import Notes
 from feda2l.report.report import read, report
 from feda2l.runs.evaluate import evaluate
-from whole_runs import content, stopped
+from run_files import content, stopped
 
 EVERY_KIND = (
     "crash node=1 round=2",

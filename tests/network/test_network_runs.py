@@ -14,7 +14,7 @@ from feda2l.peer.check import refuse_network
 from feda2l.runs.assemble import assemble
 from feda2l.runs.evaluate import evaluate
 from feda2l.spec.spec import Spec
-from whole_runs import content, stopped
+from run_files import content, stopped
 
 SPEC = {
     "rounds": 5,

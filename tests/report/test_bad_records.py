@@ -11,7 +11,7 @@ import pytest
 from feda2l.errors import FedA2LError
 from feda2l.report.find_runs import Notes
 from feda2l.report.report import read
-from made_up import rising, write_run
+from synthetic_runs import rising, write_run
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from feda2l.report.related_work import related_work
 from feda2l.report.report import read, report
 from feda2l.report.run_records import FolderRecords, records_at
 from feda2l.watch.follow import Follower
-from made_up import rising, write_run
+from synthetic_runs import rising, write_run
 
 RULES = ("constant", "feda2l", "decay_only")
 TEXT_FILES = ("spec.toml", "environment.json", "summary.json")

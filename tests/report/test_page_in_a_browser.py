@@ -7,7 +7,7 @@ import pytest
 
 from chromium import chromium
 from feda2l.report.report import report
-from made_up import rising, write_run, write_seeds
+from synthetic_runs import rising, write_run, write_seeds
 
 SECTIONS = ("curves", "rates", "graph", "distance", "bytes", "partition", "spec")
 DESKTOP, PHONE = (1280, 900), (390, 800)

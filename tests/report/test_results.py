@@ -18,7 +18,7 @@ from feda2l.report.sheets import sheets_of
 from feda2l.report.significance import paired_test, seeds_needed
 from feda2l.report.words import rounds_words, significance_lines
 from feda2l.report.write_tables import comma_separated
-from made_up import rising, write_run, write_seeds
+from synthetic_runs import rising, write_run, write_seeds
 
 WIDE = {"evaluation": {"smoothing": 15}}  # the window of the paper's robustness table
 

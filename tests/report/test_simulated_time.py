@@ -9,7 +9,7 @@ from feda2l.report.compare import compare
 from feda2l.report.find_runs import Notes
 from feda2l.report.report import read, report
 from feda2l.report.sheets import Sheet, sheets_of
-from made_up import rising, write_run, write_seeds
+from synthetic_runs import rising, write_run, write_seeds
 
 
 @pytest.fixture

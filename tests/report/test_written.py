@@ -21,7 +21,7 @@ from feda2l.report.related_work import OURS, related_work
 from feda2l.report.report import read, report
 from feda2l.report.sheets import Sheet, SheetEntry
 from feda2l.report.write_tables import escape, latex, markdown
-from made_up import rising, write_run, write_seeds
+from synthetic_runs import rising, write_run, write_seeds
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reading-results.md"
 

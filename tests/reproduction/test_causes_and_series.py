@@ -10,7 +10,6 @@ import tomli_w
 from feda2l.errors import FedA2LError
 from feda2l.report.find_runs import flatten
 from feda2l.studies.study import Study
-from made_up import write_run
 from reproduction.causes import CAUSES, causes_table
 from reproduction.evidence import read_evidence
 from reproduction.fill_page import fill, fill_pages
@@ -19,6 +18,7 @@ from reproduction.page_figures import paced_clock
 from reproduction.series_tables import series_table
 from reproduction.statistics_table import statistics_table
 from reproduction.times_table import times_table
+from synthetic_runs import write_run
 
 # the only keys that a cause may change; a rule also brings its own parameters
 ONE_THING = {

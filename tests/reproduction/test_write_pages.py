@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import tomli_w
 
-from made_up import rising, write_run
 from reproduction.__main__ import PAGES, main
 from reproduction.fill_page import written_files
 from reproduction.headline_table import HEADLINES, headline_table
+from synthetic_runs import rising, write_run
 
 ROOT = Path(__file__).parents[2]
 

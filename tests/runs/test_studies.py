@@ -25,7 +25,7 @@ from feda2l.studies.progress_table import StudyView
 from feda2l.studies.run_study import Outcome, StudyRun, choose
 from feda2l.studies.study import Study, shipped
 from feda2l.studies.study_folder import Job, StudyFolder
-from whole_runs import SAME
+from run_files import SAME
 
 TINY: dict[str, Any] = {
     "name": "tiny",

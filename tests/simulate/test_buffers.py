@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import feda2l
 from feda2l.engines.engine import EVALUATION_BATCH
 from feda2l.round.population import averaged_buffers, point
-from first_models import start_of
+from first_models import initial_model
 
 NET = """
 class Net(nn.Module):
@@ -60,7 +60,7 @@ def trained_buffers(start, settings: dict) -> dict[str, Tensor]:
 
 
 def test_only_running_means_and_variances_are_averaged(module):
-    model = start_of(spec(f"{module(NET)}:Net", "average"))
+    model = initial_model(spec(f"{module(NET)}:Net", "average"))
     assert averaged_buffers(model) == STATISTICS
 
 
@@ -114,7 +114,7 @@ def test_recalibrate_is_a_cumulative_pass_over_the_samples_of_the_node(start, mo
     simulator = start(settings)
     ((completed,),) = simulator.rounds()
     population, member = simulator.engine.population, simulator.runs[0].plan.member
-    model = copy.deepcopy(start_of(settings))
+    model = copy.deepcopy(initial_model(settings))
     x = member.training.samples.normalise(member.training.samples.x)
     for node in range(nodes):
         point(model, [view.clone() for view in population.layout.views(population.base[node])], {})
@@ -170,7 +170,7 @@ def test_nodes_are_scored_with_their_statistics_and_the_mean_model_with_the_mean
     ((completed,),) = simulator.rounds()
     population, member = simulator.engine.population, simulator.runs[0].plan.member
     assert torch.equal(population.base[0], population.base[3])  # a full graph: the parameters are equal
-    model = start_of(settings).eval()
+    model = initial_model(settings).eval()
     x, y, normalise = member.test.x, member.test.y, member.test.normalise
     mean = {name: values.double().mean(dim=0).to(values.dtype) for name, values in population.buffers.items()}
     accuracies = []

@@ -24,7 +24,7 @@ from feda2l.runs.assemble import assemble
 from feda2l.runs.datasets import Loaded
 from feda2l.simulate.loop import RoundLoop
 from feda2l.spec.spec import Spec
-from tests.whole_runs import content, stopped
+from tests.run_files import content, stopped
 
 Start = Callable[..., RoundLoop]
 MODEL = """

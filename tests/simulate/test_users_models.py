@@ -12,7 +12,7 @@ import feda2l
 from feda2l.engines.engine import RowEngine
 from feda2l.engines.stacked import Stacked, is_perceptron
 from feda2l.models import build
-from first_models import start_of
+from first_models import initial_model
 
 ODDITIES = """
 class Net(nn.Module):
@@ -79,7 +79,7 @@ def test_frozen_tied_and_bare_parameters_match_a_plain_loop(start, module, engin
     simulation, layout = simulator.runs[0], simulator.engine.population.layout
     assert [slot.name for slot in layout.slots] == TRAINED
     assert [layer.name for layer in simulation.plan.layers] == ["scale", "encode", "decode", "head"]
-    template = start_of(settings)
+    template = initial_model(settings)
     expected = plain_rounds(simulator, template, rounds=2)
     records = [completed[0].record for completed in simulator.rounds()]
     for node, model in enumerate(expected):
@@ -216,7 +216,7 @@ def test_a_sequential_with_hooks_or_subclasses_is_trained_correctly(start, modul
     settings = spec(f"{module(source)}:Net", rounds=1)
     simulator = start(settings)
     assert isinstance(simulator.engine, RowEngine)
-    template = start_of(settings)
+    template = initial_model(settings)
     expected = plain_rounds(simulator, template, rounds=1)
     batched = start(settings | {"runtime": {"engine": "batched"}})
     for each in (simulator, batched):

@@ -10,7 +10,7 @@ import pytest
 import feda2l
 from feda2l.errors import FedA2LError
 from feda2l.trackers import TrackedRun, observers
-from whole_runs import SAME
+from run_files import SAME
 
 SPEC = {"name": "small", "rounds": 3, "data": {"nodes": 4}, "runtime": {"workers": 0}}
 

@@ -1,4 +1,4 @@
-"""Run folders that must hold the same bytes, and runs that are cut off."""
+"""The files of a run folder that must be equal byte by byte, and runs that are interrupted."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def content(run: feda2l.Run) -> dict[str, bytes]:
 
 
 def stopped(spec: dict[str, Any], out: Path, after: int) -> None:
-    """A run that is killed as it ends a round: its checkpoint is of the round before."""
+    """Interrupt a run at the end of round `after`, so that its checkpoint holds the round before."""
 
     def stop(record: dict[str, Any]) -> None:
         if record["round"] == after:

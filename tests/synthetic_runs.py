@@ -1,4 +1,4 @@
-"""Run folders written by hand: curves whose figures can be worked out on paper."""
+"""Synthetic run folders: curves whose figures can be calculated by hand."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,10 @@ def write_run(
     naive: Mapping[str, float] | None = None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
-    """A run of `nodes` equal nodes on a ring; layers `a` and `b`.
+    """Write a run of `nodes` equal nodes on a ring, with layers `a` and `b`.
 
-    With `simulated` the last node ends every round so many seconds later, each other one a second before the next.
+    With `simulated`, the last node ends round r after `simulated * r` seconds. Each other node ends one second before
+    the next one.
     """
     folder.mkdir(parents=True)
     length = len(curve)
@@ -58,7 +59,7 @@ def write_run(
             metric: [value for value in curve for _ in range(nodes)],
             "bytes_sent": [1_000_000] * (length * nodes),
             "disagreement": [1 / round for round in per_round],
-            **({} if simulated is None else {"simulated_seconds": _ends(simulated, length, nodes)}),
+            **({} if simulated is None else {"simulated_seconds": _end_times(simulated, length, nodes)}),
         },
         schema_overrides={metric: polars.Float64},
     ).write_parquet(folder / "rounds.parquet")
@@ -88,16 +89,16 @@ def write_run(
     return folder
 
 
-def _ends(each: float, length: int, nodes: int) -> list[float]:
-    return [each * round - (nodes - 1 - node) for round in range(1, length + 1) for node in range(nodes)]
+def _end_times(seconds: float, length: int, nodes: int) -> list[float]:
+    return [seconds * round - (nodes - 1 - node) for round in range(1, length + 1) for node in range(nodes)]
 
 
-def rising(reaches: int | None, length: int = 10) -> list[float]:
-    """0.1 until the round that is at 0.6."""
-    return [0.6 if reaches and round >= reaches else 0.1 for round in range(1, length + 1)]
+def rising(target_round: int | None, length: int = 10) -> list[float]:
+    """0.1 before `target_round` and 0.6 from it on; 0.1 throughout if it is None."""
+    return [0.6 if target_round and round >= target_round else 0.1 for round in range(1, length + 1)]
 
 
-def write_seeds(folder: Path, rates: str, reached: Sequence[int | None], **options: Any) -> None:
-    """A run a seed, each with the round at which it reaches 0.5."""
-    for seed, when in enumerate(reached, start=1):
-        write_run(folder / f"{rates}-{seed}", rising(when), rates=rates, seed=seed, **options)
+def write_seeds(folder: Path, rates: str, target_rounds: Sequence[int | None], **options: Any) -> None:
+    """Write one run per seed; `target_rounds` lists the round at which each reaches 0.5."""
+    for seed, target_round in enumerate(target_rounds, start=1):
+        write_run(folder / f"{rates}-{seed}", rising(target_round), rates=rates, seed=seed, **options)
