@@ -1,8 +1,8 @@
-"""Sums in these tests are made by one thread, as in every runtime."""
+"""These tests use one thread for sums, as every runtime does."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread_each: None) -> None:
-    """For every test of this folder."""
+    """Use one thread in every test of this folder."""

@@ -1,4 +1,4 @@
-"""What every algorithm promises, with every rate rule and on every topology: finite, seeded, resumable, packable.
+"""The contract of every algorithm, with every rate rule and topology: finite, seeded, resumable, packable.
 
 A new algorithm is one row of `CASES`. Here every pair (algorithm, rule), (algorithm, topology) and (rule, topology)
 occurs at least once; `make contract` runs every triple.
@@ -31,11 +31,11 @@ from feda2l.topology import TOPOLOGIES
 
 
 class Case(NamedTuple):
-    """Parameters that exercise an algorithm (its runs take them in turn), its state, and where it is not defined."""
+    """Parameters that exercise an algorithm (its runs take them in turn), its state, and its supported graphs."""
 
     parameters: tuple[dict[str, Any], ...] = ({},)
-    state: frozenset[str] = frozenset()  # names: algorithm.NAME or algorithm.NAME.TENSOR of a checkpoint
-    directed: bool = True  # is it defined on directed graphs?
+    state: frozenset[str] = frozenset()  # names in a checkpoint: algorithm.NAME or algorithm.NAME.TENSOR
+    directed: bool = True  # defined on directed graphs
 
 
 CASES = {
@@ -77,14 +77,14 @@ CASES = {
 POLICIES = ["average", "local", "recalibrate"]
 NODES, ROUNDS, STOP, PACKS = 8, 3, 2, 6
 DIRECTED = {"exponential", "one_peer_exponential", "directed_ring", "random_out"}
-# what a rule needs to adapt within the few rounds of this suite
+# settings with which a rule adapts within the few rounds of these tests
 ADAPTING = {"warmup_rounds": 1, "window": 2}
-KNOBS: dict[str, dict[str, Any]] = dict.fromkeys(
+SETTINGS: dict[str, dict[str, Any]] = dict.fromkeys(
     ("feda2l", "decay_only", "hidden_schedule", "random_multiplier", "shuffled", "model_level"), ADAPTING
 )
-EDGES = "0 1\n1 2\n2 3\n3 0\n3 4\n4 5\n5 6\n6 7\n7 4\n"  # two rings and a bridge
+EDGES = "0 1\n1 2\n2 3\n3 0\n3 4\n4 5\n5 6\n6 7\n7 4\n"  # two rings joined by an edge
 
-MAY_BE_UNKNOWN = {f"algorithm.{name}" for name in ("weights", "first", "second")}  # of fedawa: NaN is "never met"
+MAY_BE_UNKNOWN = {f"algorithm.{name}" for name in ("weights", "first", "second")}  # FedAWA: NaN means no message yet
 
 Spec = dict[str, Any]
 Triple = tuple[str, str, str]
@@ -96,7 +96,7 @@ def perceptron() -> nn.Module:
 
 
 class Normed(nn.Module):
-    """A small model with BatchNorm, for the engine that trains row by row."""
+    """A small model with BatchNorm, for the engine that trains nodes one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,9 +114,10 @@ def defined(triple: Triple) -> bool:
 
 @cache
 def pairwise() -> list[Triple]:
-    """Triples that hold every defined pair: for each (rule, topology) the algorithm that adds most, then what is left.
+    """Choose triples that cover every defined pair.
 
-    Of algorithms that add as much the one used least is taken, so that all come about equally often.
+    For each (rule, topology) take the algorithm that covers most new pairs, then cover the remaining pairs. Ties go to
+    the algorithm used least, so that all occur about equally often.
     """
     used: Counter[str] = Counter()
     missing = {
@@ -128,8 +129,8 @@ def pairwise() -> list[Triple]:
     chosen: list[Triple] = []
 
     def take(candidates: Iterable[Triple]) -> None:
-        sound = [triple for triple in candidates if defined(triple)]
-        best = max(sound, key=lambda triple: (len(missing & pairs(triple)), -used[triple[0]]))
+        valid = [triple for triple in candidates if defined(triple)]
+        best = max(valid, key=lambda triple: (len(missing & pairs(triple)), -used[triple[0]]))
         chosen.append(best)
         used[best[0]] += 1
         missing.difference_update(pairs(best))
@@ -147,8 +148,8 @@ def pairs(triple: Triple) -> set[frozenset[str]]:
     return {frozenset(pair) for pair in itertools.combinations(kinds, 2)}
 
 
-class Maker:
-    """Specs of this suite; what they need beside themselves lies in a folder."""
+class SpecMaker:
+    """Makes the specs of these tests and writes the files they refer to into a folder."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "edges").write_text(EDGES)
@@ -160,7 +161,7 @@ class Maker:
 
     def spec(self, triple: Triple, *, rounds: int = ROUNDS, model: str = "perceptron", **more: Any) -> Spec:
         algorithm, rule, topology = triple
-        knobs = KNOBS.get(rule, {}) | (ADAPTING | {"paired": self.paired} if rule == "decay_only_matched" else {})
+        settings = SETTINGS.get(rule, {}) | (ADAPTING | {"paired": self.paired} if rule == "decay_only_matched" else {})
         return {
             "name": "-".join(triple),
             "rounds": rounds,
@@ -168,26 +169,26 @@ class Maker:
             "model": {"name": f"{__name__}:{model}"},
             "topology": {"name": topology, "k": 3, "p": 0.5} | ({"file": self.file} if topology == "file" else {}),
             "algorithm": {"name": algorithm, **next(self.turns[algorithm])},
-            "rates": {"name": rule, "base": 0.02, **knobs},
+            "rates": {"name": rule, "base": 0.02, **settings},
             "training": {"batch_size": 5},
             "evaluation": {"every": 2},
-            "runtime": {"workers": 0, "checkpoint_seconds": 1000},  # at the end only
+            "runtime": {"workers": 0, "checkpoint_seconds": 1000},  # only at the end
         } | more
 
 
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread_each: None) -> None:
-    """For every test of this file."""
+    """Use one thread in every test of this file."""
 
 
 @pytest.fixture
-def maker(tmp_path: Path) -> Maker:
+def maker(tmp_path: Path) -> SpecMaker:
     (tmp_path / "suite").mkdir()
-    return Maker(tmp_path / "suite")
+    return SpecMaker(tmp_path / "suite")
 
 
 class Stopped(Exception):
-    """The end of a process in the middle of a run."""
+    """Stand in for a process that ends in the middle of a run."""
 
 
 def stop(record: dict[str, Any]) -> None:
@@ -195,24 +196,24 @@ def stop(record: dict[str, Any]) -> None:
         raise Stopped
 
 
-def packed(specs: Sequence[Spec], out: Path, **options: Any) -> None:
+def run_packed(specs: Sequence[Spec], out: Path, **options: Any) -> None:
     feda2l.run(specs, out=out, progress=False, **options)
 
 
-def alone(specs: Iterable[Spec], out: Path, **options: Any) -> None:
+def run_alone(specs: Iterable[Spec], out: Path, **options: Any) -> None:
     for spec in specs:
         feda2l.run(spec, out=out / spec["name"], progress=False, **options)
 
 
-def broken(specs: Sequence[Spec], out: Path) -> None:
-    """Runs that stop in round `STOP`, with the checkpoint of the round before it on the disk."""
+def run_interrupted(specs: Sequence[Spec], out: Path) -> None:
+    """Stop runs in round `STOP`, with the checkpoint of the previous round on disk."""
     every_round = {"workers": 0, "checkpoint_seconds": 0}
     with pytest.raises(Stopped):
-        packed([spec | {"runtime": every_round} for spec in specs], out, on_round=stop)
+        run_packed([spec | {"runtime": every_round} for spec in specs], out, on_round=stop)
 
 
 def differing(one: Path, other: Path, names: Iterable[str]) -> list[str]:
-    """The runs whose promised files are not the same bytes in both folders."""
+    """The runs whose records or checkpoints differ between both folders."""
     files = ("rounds.jsonl", "checkpoint.safetensors")
     return [
         name for name in names if any((one / name / f).read_bytes() != (other / name / f).read_bytes() for f in files)
@@ -220,7 +221,7 @@ def differing(one: Path, other: Path, names: Iterable[str]) -> list[str]:
 
 
 def not_finite(out: Path, names: Iterable[str]) -> list[str]:
-    """The runs that hold an infinite number, or one that is none, in their models, their state or their records."""
+    """The runs with NaN or infinity in their models, state or records."""
 
     def numbers(value: Any) -> Iterator[float]:
         if isinstance(value, dict | list):
@@ -229,7 +230,7 @@ def not_finite(out: Path, names: Iterable[str]) -> list[str]:
         elif isinstance(value, float):
             yield value
 
-    def sound(name: str) -> bool:
+    def is_finite(name: str) -> bool:
         tensors, _ = read(out / name / "checkpoint.safetensors")
         records = [json.loads(line) for line in (out / name / "rounds.jsonl").read_text().splitlines()]
         wrong = [
@@ -239,7 +240,7 @@ def not_finite(out: Path, names: Iterable[str]) -> list[str]:
         ]
         return not wrong and all(map(math.isfinite, numbers(records)))
 
-    return [name for name in names if not sound(name)]
+    return [name for name in names if not is_finite(name)]
 
 
 def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -248,7 +249,7 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def write(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
-    """A checkpoint whose checksum is right, whatever is in it."""
+    """Write a checkpoint with a correct checksum."""
     total = hashlib.sha256()
     for key in sorted(tensors):
         total.update(key.encode())
@@ -267,7 +268,7 @@ def test_every_defined_pair_occurs() -> None:
     chosen = pairwise()
     every = [t for t in itertools.product(ALGORITHMS, RULES, TOPOLOGIES) if defined(t)]
     assert set(chosen) <= set(every)
-    assert len(set(chosen)) == len(chosen) < 1.1 * len(RULES) * len(TOPOLOGIES)  # as few as there can be, or nearly
+    assert len(set(chosen)) == len(chosen) < 1.1 * len(RULES) * len(TOPOLOGIES)  # close to the fewest possible
     assert set().union(*map(pairs, chosen)) == set().union(*map(pairs, every))
 
 
@@ -276,72 +277,72 @@ def test_every_defined_pair_occurs() -> None:
 
 @pytest.mark.parametrize("number", range(PACKS))
 def test_pairs_are_finite_and_give_the_same_bytes_packed_alone_and_resumed(
-    number: int, maker: Maker, tmp_path: Path
+    number: int, maker: SpecMaker, tmp_path: Path
 ) -> None:
     specs = [maker.spec(triple) for triple in sorted(pairwise())[number::PACKS]]
     names = [spec["name"] for spec in specs]
-    packed(specs, tmp_path / "whole")
+    run_packed(specs, tmp_path / "whole")
     assert not_finite(tmp_path / "whole", names) == []
-    # stopped, and resumed in other company
-    broken(specs, tmp_path / "broken")
+    # interrupted, then resumed in other packs
+    run_interrupted(specs, tmp_path / "broken")
     for part in (specs[::2], specs[1::2]):
-        packed(part, tmp_path / "broken", resume=True)
+        run_packed(part, tmp_path / "broken", resume=True)
     assert differing(tmp_path / "whole", tmp_path / "broken", names) == []
-    # one run of every other algorithm, each by itself; the next pack has the others
+    # run every second algorithm alone; the next pack covers the others
     firsts = {spec["algorithm"]["name"]: spec for spec in reversed(specs)}
     some = [firsts[algorithm] for algorithm in list(CASES)[number % 2 :: 2]]
-    alone(some, tmp_path / "alone")
+    run_alone(some, tmp_path / "alone")
     assert differing(tmp_path / "whole", tmp_path / "alone", [spec["name"] for spec in some]) == []
 
 
-def on_a_ring(maker: Maker, **more: Any) -> list[Spec]:
+def on_a_ring(maker: SpecMaker, **more: Any) -> list[Spec]:
     return [maker.spec((algorithm, "feda2l", "ring"), **more) for algorithm in CASES]
 
 
-def test_another_seed_gives_other_bytes_and_the_global_generator_does_not_count(maker: Maker, tmp_path: Path) -> None:
+def test_runs_depend_on_their_seed_and_not_on_the_global_generator(maker: SpecMaker, tmp_path: Path) -> None:
     specs = on_a_ring(maker, rounds=1)
     names = [spec["name"] for spec in specs]
     torch.manual_seed(1)
-    packed(specs, tmp_path / "one")
-    drawn = torch.rand(1)  # as if nothing had run
+    run_packed(specs, tmp_path / "one")
+    drawn = torch.rand(1)  # the runs did not advance the global generator
     assert torch.equal(drawn, torch.rand(1, generator=torch.Generator().manual_seed(1)))
-    packed(specs, tmp_path / "again")
+    run_packed(specs, tmp_path / "again")
     assert differing(tmp_path / "one", tmp_path / "again", names) == []
-    packed([spec | {"seed": 2} for spec in specs], tmp_path / "two")
+    run_packed([spec | {"seed": 2} for spec in specs], tmp_path / "two")
     assert differing(tmp_path / "one", tmp_path / "two", names) == names
 
 
-def test_layers_at_rate_zero_that_mixing_moves(maker: Maker, tmp_path: Path) -> None:
-    """Nobody trains in round 1, and every node starts elsewhere: a movement over a rate would be infinite."""
+def test_layers_with_rate_zero_stay_finite(maker: SpecMaker, tmp_path: Path) -> None:
+    """No node trains in round 1 and models start apart, so movement divided by the rate would be infinite."""
     specs = on_a_ring(maker)
     for spec in specs:
         spec["rates"]["warmup_factor"] = 0.0
         spec["model"]["init"] = "per_node"
     names = [spec["name"] for spec in specs]
-    packed(specs, tmp_path)
+    run_packed(specs, tmp_path)
     assert [name for name in names if feda2l.Run(tmp_path / name).summary["status"] != "finished"] == []
     assert not_finite(tmp_path, names) == []
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_batchnorm_statistics_of_every_policy(policy: str, maker: Maker, tmp_path: Path) -> None:
+def test_batchnorm_statistics_of_every_policy(policy: str, maker: SpecMaker, tmp_path: Path) -> None:
     specs = on_a_ring(maker, model="Normed")
     for spec in specs:
         spec["algorithm"]["buffers"] = policy
     names = [spec["name"] for spec in specs]
-    packed(specs, tmp_path / "whole")
+    run_packed(specs, tmp_path / "whole")
     assert not_finite(tmp_path / "whole", names) == []
-    broken(specs, tmp_path / "broken")
-    packed(specs[::-1], tmp_path / "broken", resume=True)
+    run_interrupted(specs, tmp_path / "broken")
+    run_packed(specs[::-1], tmp_path / "broken", resume=True)
     assert differing(tmp_path / "whole", tmp_path / "broken", names) == []
-    # each algorithm alone once, with one policy or another
+    # run each algorithm alone once, with one of the policies
     some = specs[POLICIES.index(policy) :: len(POLICIES)]
-    alone(some, tmp_path / "alone")
+    run_alone(some, tmp_path / "alone")
     assert differing(tmp_path / "whole", tmp_path / "alone", [spec["name"] for spec in some]) == []
     for spec in specs:
         folder = tmp_path / "whole" / spec["name"]
         assert read(folder / "checkpoint.safetensors")[0]["buffers.norm.running_mean"].abs().max() > 0
-        # 24 statistics of 4 bytes travel with each message of `average`, and with none of the others
+        # `average` adds 24 statistics of 4 bytes to each message; the other policies add none
         name, keys = spec["algorithm"]["name"], spec["algorithm"].keys() - {"name", "buffers"}
         algorithm = ALGORITHMS[name](**{key: spec["algorithm"][key] for key in keys})
         parameters = sum(parameter.numel() for parameter in Normed().parameters())
@@ -356,23 +357,23 @@ def test_batchnorm_statistics_of_every_policy(policy: str, maker: Maker, tmp_pat
 
 
 @pytest.mark.parametrize(("algorithm", "another"), list(itertools.pairwise([*CASES, "fedavg"])))
-def test_a_checkpoint_holds_the_state_and_a_wrong_one_is_refused(
-    algorithm: str, another: str, maker: Maker, tmp_path: Path
+def test_a_checkpoint_holds_the_state_and_an_invalid_one_is_rejected(
+    algorithm: str, another: str, maker: SpecMaker, tmp_path: Path
 ) -> None:
     spec = maker.spec((algorithm, "feda2l", "ring"))
-    broken([spec], tmp_path)
+    run_interrupted([spec], tmp_path)
     checkpoint = tmp_path / spec["name"] / "checkpoint.safetensors"
     tensors, metadata = read(checkpoint)
     write(checkpoint, tensors)
-    assert read(checkpoint)[1] == metadata  # our checksum is theirs
-    kept: dict[str, list[str]] = {}
+    assert read(checkpoint)[1] == metadata  # `write` computes the same checksum
+    state: dict[str, list[str]] = {}
     for key in tensors:
         kind, *name = key.split(".", maxsplit=2)
         if kind == "algorithm":
-            kept.setdefault(name[0], []).append(key)
-    assert set(kept) == CASES[algorithm].state
+            state.setdefault(name[0], []).append(key)
+    assert set(state) == CASES[algorithm].state
     parameters = [key.removeprefix("model.") for key in tensors if key.startswith("model.")]
-    for name, keys in kept.items():
+    for name, keys in state.items():
         assert sorted(keys) in ([f"algorithm.{name}"], sorted(f"algorithm.{name}.{tensor}" for tensor in parameters))
         key = keys[0]
         assert len(tensors[key]) == NODES
@@ -380,16 +381,16 @@ def test_a_checkpoint_holds_the_state_and_a_wrong_one_is_refused(
         for wrong in ({}, {key: tensors[key][:-1].clone()}, {f"{key}_renamed": tensors[key]}):
             write(checkpoint, others | wrong)
             with pytest.raises(FedA2LError, match=rf"checkpoint\.safetensors: {re.escape(key)} should be \[8"):
-                alone([spec], tmp_path, resume=True)
+                run_alone([spec], tmp_path, resume=True)
     with pytest.raises(FedA2LError, match=rf"algorithm\.name: '{algorithm}' in the folder, '{another}' now"):
-        alone([spec | {"algorithm": {"name": another}}], tmp_path, resume=True)
+        run_alone([spec | {"algorithm": {"name": another}}], tmp_path, resume=True)
 
 
 # --- where an algorithm is not defined ---------------------------------------------------------------------
 
 
-def refused(spec: Spec, out: Path) -> str:
-    """Why a run was refused; nothing was written."""
+def rejection(spec: Spec, out: Path) -> str:
+    """The message with which a run is rejected before anything is written."""
     with pytest.raises(FedA2LError) as caught:
         feda2l.run(spec, out=out, progress=False)
     assert not out.exists()
@@ -397,27 +398,29 @@ def refused(spec: Spec, out: Path) -> str:
 
 
 @pytest.mark.parametrize("topology", sorted(DIRECTED))
-def test_an_algorithm_is_refused_where_it_is_not_defined(topology: str, maker: Maker, tmp_path: Path) -> None:
+def test_an_algorithm_is_rejected_on_graphs_it_does_not_support(
+    topology: str, maker: SpecMaker, tmp_path: Path
+) -> None:
     for algorithm, case in CASES.items():
         if not case.directed:
-            words = refused(maker.spec((algorithm, "constant", topology)), tmp_path / "out")
-            assert f'algorithm.name = "{algorithm}" needs' in words
-            assert f'topology.name = "{topology}" is directed' in words
-            assert 'algorithm.name = "push_sum"' in words  # what to do instead
+            message = rejection(maker.spec((algorithm, "constant", topology)), tmp_path / "out")
+            assert f'algorithm.name = "{algorithm}" needs' in message
+            assert f'topology.name = "{topology}" is directed' in message
+            assert 'algorithm.name = "push_sum"' in message  # the alternative
 
 
-def test_other_weights_are_taken_where_they_do_and_refused_where_they_do_not(maker: Maker, tmp_path: Path) -> None:
+def test_other_weights_are_accepted_only_if_they_are_balanced(maker: SpecMaker, tmp_path: Path) -> None:
     """On a directed ring all degrees are equal, so uniform weights are doubly stochastic, but not symmetric."""
     strict = [algorithm for algorithm, case in CASES.items() if not case.directed]
     for algorithm in strict:
         ring = maker.spec((algorithm, "constant", "ring"), topology={"name": "ring", "weights": "samples"})
-        assert 'use topology.weights = "metropolis"' in refused(ring, tmp_path / "out")
+        assert 'use topology.weights = "metropolis"' in rejection(ring, tmp_path / "out")
         uniform = {"name": "directed_ring", "weights": "uniform"}
         spec = maker.spec((algorithm, "constant", "directed_ring"), rounds=1, topology=uniform)
         if ALGORITHMS[algorithm].mixing == "symmetric":
-            assert "needs symmetric weights" in refused(spec, tmp_path / "out")
+            assert "needs symmetric weights" in rejection(spec, tmp_path / "out")
         else:
-            alone([spec], tmp_path)
+            run_alone([spec], tmp_path)
             assert not_finite(tmp_path, [spec["name"]]) == []
 
 
@@ -426,15 +429,15 @@ def test_other_weights_are_taken_where_they_do_and_refused_where_they_do_not(mak
 
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", CASES)
-def test_every_triple(algorithm: str, maker: Maker, tmp_path: Path) -> None:
-    began = time.perf_counter()
+def test_every_triple(algorithm: str, maker: SpecMaker, tmp_path: Path) -> None:
+    start = time.perf_counter()
     triples = list(itertools.product([algorithm], RULES, TOPOLOGIES))
     specs = {triple: maker.spec(triple, rounds=1) for triple in triples}
-    sound = [spec for triple, spec in specs.items() if defined(triple)]
-    packed(sound, tmp_path / "pack")
-    assert not_finite(tmp_path / "pack", [spec["name"] for spec in sound]) == []
+    supported = [spec for triple, spec in specs.items() if defined(triple)]
+    run_packed(supported, tmp_path / "pack")
+    assert not_finite(tmp_path / "pack", [spec["name"] for spec in supported]) == []
     for triple, spec in specs.items():
         if not defined(triple):
-            assert f'algorithm.name = "{algorithm}" needs' in refused(spec, tmp_path / "out")
-    seconds = time.perf_counter() - began
-    print(f"{algorithm}: {len(sound)} finite, {len(specs) - len(sound)} refused, {seconds:.1f} s")
+            assert f'algorithm.name = "{algorithm}" needs' in rejection(spec, tmp_path / "out")
+    seconds = time.perf_counter() - start
+    print(f"{algorithm}: {len(supported)} finite, {len(specs) - len(supported)} rejected, {seconds:.1f} s")

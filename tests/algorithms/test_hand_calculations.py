@@ -1,7 +1,8 @@
-"""Every algorithm against its formulas written out a second time: two parameters, two or three nodes, NumPy or torch.
+"""Every algorithm against a second implementation of its formulas in NumPy or torch.
 
-Local training goes through a real engine, in float32, and is compared with a loop in float64; what nodes exchange is
-also asked directly, in float64. Only what is random by definition is shared (the batches, the start, drawn rates).
+The problem has two parameters and two or three nodes. Local training runs in a real engine, in float32, and is compared
+with a loop in float64. The hooks that nodes use to exchange models are also called directly, in float64. Both sides
+share only what is random by definition: the batches, the initial model and the drawn rates.
 """
 
 import copy
@@ -38,7 +39,7 @@ from first_models import NORMED, initial_model
 ROUNDS = 3
 BATCH = 4
 
-# --- the problem: which of three offers is taken, by a weight for each of two of their properties -----------------
+# --- the problem: predict which of three offers is chosen, with one weight for each of two properties -------------
 
 CHOICE = """
 class Choice(nn.Module):
@@ -49,27 +50,27 @@ class Choice(nn.Module):
     def forward(self, x):  # [n, 1, 3, 2]: two properties of three offers
         return self.value(x).flatten(1)
 """
-SIZES = (4, 8, 12)  # samples of each node: 1, 2 and 3 steps an epoch
-# row i marks whom node i hears
+SIZES = (4, 8, 12)  # samples per node: 1, 2 and 3 steps per epoch
+# row i marks the nodes from which node i receives
 NETWORKS = {
     "pair": np.array([[0, 1], [1, 0]]),
     "path": np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]]),
-    "directed": np.array([[0, 0, 1], [1, 0, 0], [1, 1, 0]]),  # node 0 is heard by two
+    "directed": np.array([[0, 0, 1], [1, 0, 0], [1, 1, 0]]),  # two nodes receive from node 0
 }
 
 
-def offers(nodes: int, held_back: bool = False) -> Loaded:
-    """`SIZES` training samples a node (with `held_back` as many again that stay unused), skewed by node."""
+def offers(nodes: int, held_out: bool = False) -> Loaded:
+    """`SIZES` training samples per node, skewed by node; `held_out` adds as many samples that are not trained on."""
     random = np.random.default_rng(5)
-    sizes = [size * (1 + held_back) for size in SIZES[:nodes]]
+    sizes = [size * (1 + held_out) for size in SIZES[:nodes]]
     groups = np.repeat(np.arange(nodes), sizes)
     x = random.normal(size=(len(groups), 1, 3, 2))
-    taste = np.array([[2.0, -1.0], [-1.0, 2.0], [1.0, 1.0]])[groups]
-    y = (np.einsum("nkj,nj->nk", x[:, 0], taste) + random.gumbel(size=(len(groups), 3))).argmax(axis=1)
+    preference = np.array([[2.0, -1.0], [-1.0, 2.0], [1.0, 1.0]])[groups]
+    y = (np.einsum("nkj,nj->nk", x[:, 0], preference) + random.gumbel(size=(len(groups), 3))).argmax(axis=1)
     inputs, answers = torch.from_numpy(x).float(), torch.from_numpy(y)
-    as_they_are: dict[str, Any] = {"scale": 1.0, "mean": (0.0,), "std": (1.0,), "groups": torch.tensor(groups)}
+    unscaled: dict[str, Any] = {"scale": 1.0, "mean": (0.0,), "std": (1.0,), "groups": torch.tensor(groups)}
     names = ("first", "second", "third")
-    return Loaded.of(Images("offers", inputs, answers, inputs, answers, 3, class_names=names, **as_they_are))
+    return Loaded.of(Images("offers", inputs, answers, inputs, answers, 3, class_names=names, **unscaled))
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -78,7 +79,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 
 def weights_of(receives: np.ndarray, kind: str, sizes: np.ndarray) -> np.ndarray:
-    """W, from the definitions: rows over the closed neighbourhood."""
+    """W from the definitions. Each row covers the closed neighbourhood."""
     closed = receives + np.eye(len(receives))
     degree = receives.sum(axis=1)
     if kind == "samples":
@@ -110,7 +111,7 @@ class World:
         self.x = np.tile(self.start, (self.nodes, 1))
         self.velocity = np.zeros_like(self.x)
 
-    def slope(self, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
+    def gradient(self, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
         """The gradient of the mean cross-entropy: sum_c p_c x_c - x_y, over the batch."""
         X, y = self.X[batch], self.y[batch]
         p = softmax(X @ w)
@@ -120,13 +121,13 @@ class World:
         p = softmax(self.X[samples] @ w)
         return float(-np.log(p[np.arange(len(samples)), self.y[samples]]).mean())
 
-    def train(self, round: int, way: Callable[..., np.ndarray] | None = None) -> np.ndarray:
-        """T of every node; `way(node, w, batch)` is what the optimiser is given."""
+    def train(self, round: int, gradient: Callable[..., np.ndarray] | None = None) -> np.ndarray:
+        """T of every node. `gradient(node, w, batch)` replaces the gradient that the optimizer uses."""
         T = self.x.copy()
         rates = np.broadcast_to(self.rate, (self.nodes,))
         for i in range(self.nodes):
             for batch in self.batches(i, round):
-                g = self.slope(T[i], batch) if way is None else way(i, T[i], batch)
+                g = self.gradient(T[i], batch) if gradient is None else gradient(i, T[i], batch)
                 self.velocity[i] = self.momentum * self.velocity[i] + g
                 T[i] = T[i] - rates[i] * self.velocity[i]
         return T
@@ -135,7 +136,7 @@ class World:
         return np.array([[len(self.batches(i, round))] for i in range(self.nodes)])
 
 
-# --- the algorithms once more; each yields A, the models after mixing, round by round -----------------------------
+# --- reference implementations; each yields A, the models after mixing, round by round ----------------------------
 
 Rounds = Iterator[np.ndarray]
 
@@ -149,7 +150,7 @@ def plain_fedavg(world: World) -> Rounds:
 def plain_fedprox(world: World, mu: float) -> Rounds:
     for r in range(1, ROUNDS + 1):
         B = world.x
-        world.x = world.W @ world.train(r, lambda i, w, b: world.slope(w, b) + mu * (w - B[i]))  # noqa: B023
+        world.x = world.W @ world.train(r, lambda i, w, b: world.gradient(w, b) + mu * (w - B[i]))  # noqa: B023
         yield world.x
 
 
@@ -177,23 +178,23 @@ def plain_fedyogi(
 
 
 def plain_fedntd(world: World, beta: float, tau: float) -> Rounds:
-    def way(i: int, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
-        """d/dz_c of beta tau^2 KL is beta tau (q_c - q_c of the teacher) for a class that is not the answer."""
+    def gradient(i: int, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        """d/dz_c of beta tau^2 KL is beta tau (q_c - q_c of the teacher) for a class other than the true one."""
         total = np.zeros(2)
         for n in batch:
             others = [c for c in range(3) if c != world.y[n]]
             X = world.X[n][others]
             q, base_outputs = softmax(X @ w / tau), softmax(X @ world.x[i] / tau)
             total += beta * tau * (q - base_outputs) @ X
-        return world.slope(w, batch) + total / len(batch)
+        return world.gradient(w, batch) + total / len(batch)
 
     for r in range(1, ROUNDS + 1):
-        world.x = world.W @ world.train(r, way)
+        world.x = world.W @ world.train(r, gradient)
         yield world.x
 
 
-class Awa:
-    """FedAWA's weights of one node: torch's own optimisers on the loss of the explicit vectors."""
+class ReferenceFedAWA:
+    """FedAWA's weights of one node: torch optimizers on the loss of the explicit vectors."""
 
     def __init__(
         self,
@@ -238,25 +239,25 @@ class Awa:
 
 
 def plain_fedawa(world: World, **parameters: Any) -> Rounds:
-    near = [np.flatnonzero(row) for row in world.receives + np.eye(world.nodes)]
-    shares = [torch.tensor(world.sizes[ids] / world.sizes[ids].sum()) for ids in near]
-    learners = [Awa(share, **parameters) for share in shares]
+    closed = [np.flatnonzero(row) for row in world.receives + np.eye(world.nodes)]
+    shares = [torch.tensor(world.sizes[ids] / world.sizes[ids].sum()) for ids in closed]
+    learners = [ReferenceFedAWA(share, **parameters) for share in shares]
     for r in range(1, ROUNDS + 1):
         T = world.train(r)
         A = np.zeros_like(T)
-        for i, ids in enumerate(near):
+        for i, ids in enumerate(closed):
             A[i] = learners[i].weights(torch.tensor(T[ids]), torch.tensor(world.x[i])).numpy() @ T[ids]
         world.x = A
         yield A
 
 
 def plain_dfedsam(world: World, radius: float, gossip_steps: int = 1) -> Rounds:
-    def way(i: int, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
-        g = world.slope(w, batch)
-        return world.slope(w + radius * g / np.linalg.norm(g), batch)
+    def gradient(i: int, w: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        g = world.gradient(w, batch)
+        return world.gradient(w + radius * g / np.linalg.norm(g), batch)
 
     for r in range(1, ROUNDS + 1):
-        world.x = np.linalg.matrix_power(world.W, gossip_steps) @ world.train(r, way)
+        world.x = np.linalg.matrix_power(world.W, gossip_steps) @ world.train(r, gradient)
         yield world.x
 
 
@@ -291,7 +292,7 @@ def plain_dfedavgm(world: World) -> Rounds:
 def plain_qg_dsgdm(world: World, beta: float, mu: float) -> Rounds:
     m = np.zeros_like(world.x)
     for r in range(1, ROUNDS + 1):
-        A = world.W @ world.train(r, lambda i, w, b: world.slope(w, b) + beta * m[i])  # noqa: B023
+        A = world.W @ world.train(r, lambda i, w, b: world.gradient(w, b) + beta * m[i])  # noqa: B023
         m = mu * m + (1 - mu) * (world.x - A) / (world.rate * world.steps(r))
         world.x = A
         yield A
@@ -300,7 +301,7 @@ def plain_qg_dsgdm(world: World, beta: float, mu: float) -> Rounds:
 def plain_gradient_tracking(world: World) -> Rounds:
     c = np.zeros_like(world.x)
     for r in range(1, ROUNDS + 1):
-        T = world.train(r, lambda i, w, b: world.slope(w, b) + c[i])  # noqa: B023
+        T = world.train(r, lambda i, w, b: world.gradient(w, b) + c[i])  # noqa: B023
         z = (1 - world.momentum) * (world.x - T) / (world.rate * world.steps(r))
         c = c - z + world.W @ z
         world.x = world.W @ T
@@ -331,7 +332,7 @@ def plain_choco(world: World, compressor: str, gamma: float, bits: int = 8, rati
 
 def plain_push_sum(world: World) -> Rounds:
     closed = world.receives + np.eye(world.nodes)
-    P = closed / closed.sum(axis=0)  # each gives equal parts: columns sum to 1
+    P = closed / closed.sum(axis=0)  # each node sends equal parts: columns sum to 1
     share = world.sizes if world.weights == "samples" else np.ones(world.nodes)
     mass = share.copy()
     for r in range(1, ROUNDS + 1):
@@ -343,7 +344,7 @@ def plain_push_sum(world: World) -> Rounds:
 
 @dataclass
 class Case:
-    """An algorithm with parameters, where it is tried, and what it should do."""
+    """An algorithm with parameters, the network it runs on, and its message size."""
 
     rounds: Callable[..., Rounds]
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -373,7 +374,7 @@ CASES: dict[str, list[Case]] = {
         Case(plain_dfedsam, {"radius": 0.3}),
         Case(plain_dfedsam, {"radius": 0.1, "gossip_steps": 3}, exchanges=3, weights="metropolis"),
     ],
-    "dfedhpo": [],  # below: the search comes first
+    "dfedhpo": [],  # tested below, because the search comes first
     "fedlws": [
         Case(plain_fedlws, {"beta": 0.5, "low": 0.01, "high": 2.0}),
         Case(plain_fedlws, {"beta": 0.03, "low": 0.1, "high": 0.2}),
@@ -398,7 +399,7 @@ CASES: dict[str, list[Case]] = {
         Case(plain_push_sum, network="directed", weights="samples", message=lambda n: 4 * n + 8),
     ],
 }
-TRIED = [
+CASE_PARAMETERS = [
     pytest.param(name, case, network, id=f"{name} {number} {network}")
     for name, cases in CASES.items()
     for number, case in enumerate(cases, 1)
@@ -429,7 +430,7 @@ def settings(
 
 
 def world_of(simulator: Any, case: Case, network: str) -> World:
-    """What is given: data, who holds what, the batches of each node, and the start."""
+    """Copy the data, the assignment of samples, the batches of each node and the initial model."""
     member, population = simulator.runs[0].plan.member, simulator.engine.population
     x, y = member.training.samples.x, member.training.samples.y
     return World(
@@ -445,8 +446,8 @@ def world_of(simulator: Any, case: Case, network: str) -> World:
 
 
 @pytest.mark.parametrize("engine", ["rows", "batched"])
-@pytest.mark.parametrize(("name", "case", "network"), TRIED)
-def test_three_rounds_are_the_formulas_written_out(start, module, tmp_path, name, case, network, engine) -> None:
+@pytest.mark.parametrize(("name", "case", "network"), CASE_PARAMETERS)
+def test_three_rounds_equal_the_reference_implementation(start, module, tmp_path, name, case, network, engine) -> None:
     algorithm = {"name": name, **case.parameters}
     spec = settings(f"{module(CHOICE)}:Choice", algorithm, case, network, tmp_path, runtime={"engine": engine})
     simulator = start(spec, loaded=offers(len(NETWORKS[network])))
@@ -458,55 +459,55 @@ def test_three_rounds_are_the_formulas_written_out(start, module, tmp_path, name
         assert not base[:, 2:].any()  # padding
         sent = NETWORKS[network].sum(axis=0) * case.message(2) * case.exchanges
         assert record["nodes"]["bytes_sent"] == sent.tolist()
-    assert np.abs(expected - first).max() > 0.05  # there was something to compare
+    assert np.abs(expected - first).max() > 0.05  # the models did move
 
 
 @pytest.mark.parametrize("engine", ["rows", "batched"])
 @pytest.mark.parametrize("network", ["pair", "path"])
 @pytest.mark.parametrize("aggregator", ["CA", "FA"])
-def test_dfedhpo_is_its_search_and_then_fedavg(start, module, tmp_path, aggregator, network, engine) -> None:
+def test_dfedhpo_is_the_search_followed_by_fedavg(start, module, tmp_path, aggregator, network, engine) -> None:
     algorithm = {"name": "dfedhpo", "trials": 3, "eval_epochs": 2, "top_k": 2, "rate_range": [0.01, 1.0]}
     algorithm |= {"aggregator": aggregator}
     more = {"data": {"nodes": len(NETWORKS[network]), "partition": "natural", "train_fraction": 0.5, "min_size": 1}}
     case = Case(plain_fedavg)
     spec = settings(f"{module(CHOICE)}:Choice", algorithm, case, network, tmp_path, runtime={"engine": engine}, **more)
-    simulator = start(spec, loaded=offers(len(NETWORKS[network]), held_back=True))
+    simulator = start(spec, loaded=offers(len(NETWORKS[network]), held_out=True))
     (simulation,) = simulator.runs
     member, drawn = simulation.plan.member, simulation.plan.algorithm
     world = world_of(simulator, case, network)
-    found = search(simulator.engine, simulation)
+    result = search(simulator.engine, simulation)
 
-    def tried(node: int, rate: float) -> float:
-        """Two epochs of the batches of round 0 from the start; the loss on what the node does not train on."""
+    def trial_loss(node: int, rate: float) -> float:
+        """Train two epochs on the batches of round 0; return the loss on the node's held-out samples."""
         w, v = world.start, np.zeros(2)
         for batch in member.training.batches(member.shards[node], node, 0, 2):
-            v = 0.5 * v + world.slope(w, batch.numpy())
+            v = 0.5 * v + world.gradient(w, batch.numpy())
             w = w - rate * v
         return world.loss(w, member.local[node].numpy())
 
     candidates = [drawn.draw(1, node) for node in range(world.nodes)]
     chosen = []
     for i in range(world.nodes):
-        near = [i, *np.flatnonzero(world.receives[i])]
-        if aggregator == "CA":  # each by the one that drew it
-            chosen.append(min((tried(j, rate), rate) for j in near for rate in candidates[j])[1])
-        else:  # all by oneself
-            best = sorted((tried(i, rate), rate) for j in near for rate in candidates[j])[:2]
+        closed = [i, *np.flatnonzero(world.receives[i])]
+        if aggregator == "CA":  # each rate is tried by the node that drew it
+            chosen.append(min((trial_loss(j, rate), rate) for j in closed for rate in candidates[j])[1])
+        else:  # each node tries all rates
+            best = sorted((trial_loss(i, rate), rate) for j in closed for rate in candidates[j])[:2]
             chosen.append((best[0][1] + best[1][1]) / 2)
-        assert found["epochs"][i] == 2 * (3 if aggregator == "CA" else 3 * len(near))
+        assert result["epochs"][i] == 2 * (3 if aggregator == "CA" else 3 * len(closed))
     logs, exchanges = np.log(chosen), 0
     while logs.max() - logs.min() > math.log(1.01):
         logs, exchanges = world.W @ logs, exchanges + 1
-    np.testing.assert_allclose(found["rates"], np.exp(logs), rtol=1e-9)
-    assert found["consensus_exchanges"] == exchanges
-    assert found["bytes_sent"] == world.receives.sum() * (3 * 16 + exchanges * 8)
+    np.testing.assert_allclose(result["rates"], np.exp(logs), rtol=1e-9)
+    assert result["consensus_exchanges"] == exchanges
+    assert result["bytes_sent"] == world.receives.sum() * (3 * 16 + exchanges * 8)
     world.rate = np.exp(logs)
     for expected, ((_, record, _),) in zip(plain_fedavg(world), simulator.rounds(), strict=True):
         np.testing.assert_allclose(simulator.engine.population.base[:, :2].numpy(), expected, rtol=2e-5, atol=2e-6)
         np.testing.assert_allclose(np.squeeze(record["layers"]["rate"]), np.exp(logs), rtol=1e-9)
 
 
-# --- what nodes exchange, asked directly in float64 ---------------------------------------------------------------
+# --- the hooks of an exchange, called directly in float64 ---------------------------------------------------------
 
 
 def rows(*values: list[float]) -> Tensor:
@@ -514,14 +515,14 @@ def rows(*values: list[float]) -> Tensor:
 
 
 def lengths(a: Tensor, b: Tensor) -> Tensor:
-    """||b - a|| of every row, one layer."""
+    """||b - a|| of every row, for one layer."""
     return (b - a).square().sum(dim=1, keepdim=True).sqrt()
 
 
-def own_of(base: Tensor, trained: Tensor, **more: Any) -> NodeStates:
-    """Nodes of one layer, rate 0.5, 2 steps a round, unless told."""
+def make_states(base: Tensor, trained: Tensor, **more: Any) -> NodeStates:
+    """Node states with one layer. The defaults are rate 0.5 and 2 steps per round."""
     nodes, width = base.shape
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "round": 1,
         "seed": 1,
         "ids": tuple(range(nodes)),
@@ -534,10 +535,10 @@ def own_of(base: Tensor, trained: Tensor, **more: Any) -> NodeStates:
         "movement": lengths,
         "expand": lambda values: values.expand(-1, width),
     }
-    return NodeStates(base=base, trained=trained, **(given | more))
+    return NodeStates(base=base, trained=trained, **(defaults | more))
 
 
-def near_of(
+def make_neighbourhood(
     models: Tensor,
     base: Tensor,
     weights: list[float],
@@ -545,55 +546,55 @@ def near_of(
     small_state: dict[str, Tensor],
     **more: Any,
 ) -> Neighbourhood:
-    given: dict[str, Any] = {"node": 0, "ids": tuple(range(len(models))), "receive": lambda name: models}
+    defaults: dict[str, Any] = {"node": 0, "ids": tuple(range(len(models))), "receive": lambda name: models}
     numbers = (torch.tensor(values, dtype=torch.float64) for values in (weights, samples))
     keys = dict(zip(("weights", "samples"), numbers, strict=True))
-    return Neighbourhood(base=base, small_state=small_state, movement=lengths, **(keys | given | more))
+    return Neighbourhood(base=base, small_state=small_state, movement=lengths, **(keys | defaults | more))
 
 
 BASE, TRAINED = rows([1.0, 2.0], [3.0, 0.0]), rows([2.0, 1.0], [4.0, 4.0])
 
 
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if not ALGORITHMS[n]().overrides("publish")])
-def test_who_publishes_nothing_else_publishes_the_trained_model(name) -> None:
-    sent = ALGORITHMS[name]().publish(own_of(BASE, TRAINED))
+def test_publish_sends_the_trained_model_by_default(name) -> None:
+    sent = ALGORITHMS[name]().publish(make_states(BASE, TRAINED))
     assert list(sent) == ["model"]
     assert torch.equal(sent["model"], TRAINED)
     assert ALGORITHMS[name]().message_bytes(7, 64) == 28
 
 
 def test_fedyogi_by_hand() -> None:
-    """One node, two rounds of plain numbers: B = (1, 2), then what came of it; the average is (2, 0), then (1, 1)."""
+    """One node, two rounds. B starts as (1, 2); the average is (2, 0), then (1, 1)."""
     yogi = FedYogi(rate=0.1, beta1=0.5, beta2=0.75, tau=0.5, first_round="step")
     state = {"first": rows([0.0, 0.0]), "second": rows([0.0, 0.0])}
-    A = yogi.accept(own_of(rows([1.0, 2.0]), rows([9.0, 9.0]), state=state), {}, {"model": rows([2.0, 0.0])})
+    A = yogi.accept(make_states(rows([1.0, 2.0]), rows([9.0, 9.0]), state=state), {}, {"model": rows([2.0, 0.0])})
     # d = (1, -2): m = d / 2; v = 0 - .25 d^2 sign(-d^2) = (.25, 1)
     assert A[0].tolist() == pytest.approx([1 + 0.1 * 0.5 / (0.5 + 0.5), 2 - 0.1 * 1.0 / (1.0 + 0.5)], abs=1e-15)
     base = A.clone()
-    A = yogi.accept(own_of(A, rows([9.0, 9.0]), state=state, round=2), {}, {"model": rows([1.0, 1.0])})
+    A = yogi.accept(make_states(A, rows([9.0, 9.0]), state=state, round=2), {}, {"model": rows([1.0, 1.0])})
     d = [1 - 1.05, 1 - (2 - 0.2 / 3)]
     m = [0.25 + d[0] / 2, -0.5 + d[1] / 2]
-    v = [0.25 - 0.25 * d[0] ** 2, 1 - 0.25 * d[1] ** 2]  # v > d^2 in both: it falls
+    v = [0.25 - 0.25 * d[0] ** 2, 1 - 0.25 * d[1] ** 2]  # v > d^2 in both entries, so v decreases
     expected = [base[0, k].item() + 0.1 * m[k] / (math.sqrt(v[k]) + 0.5) for k in range(2)]
     assert A[0].tolist() == pytest.approx(expected, abs=1e-14)
     assert state["second"][0].tolist() == pytest.approx(v, abs=1e-15)
 
 
-def test_fedyogis_first_round_averages_and_its_moments_start_with_the_second() -> None:
-    """B = (1, 2), the average (2, 0), then (2.5, 0.25): d of round 2 is (.5, .25), whatever round 1 was."""
+def test_fedyogi_averages_in_round_1_and_starts_its_moments_in_round_2() -> None:
+    """B = (1, 2) and the average is (2, 0), then (2.5, 0.25): d of round 2 is (.5, .25), independent of round 1."""
     yogi = FedYogi(rate=0.1, beta1=0.5, beta2=0.75, tau=0.5)
     state = {"first": rows([0.0, 0.0]), "second": rows([0.0, 0.0])}
-    A = yogi.accept(own_of(rows([1.0, 2.0]), rows([9.0, 9.0]), state=state), {}, {"model": rows([2.0, 0.0])})
+    A = yogi.accept(make_states(rows([1.0, 2.0]), rows([9.0, 9.0]), state=state), {}, {"model": rows([2.0, 0.0])})
     assert A[0].tolist() == [2.0, 0.0]
     assert not any(values.any() for values in state.values())
-    A = yogi.accept(own_of(A, rows([9.0, 9.0]), state=state, round=2), {}, {"model": rows([2.5, 0.25])})
+    A = yogi.accept(make_states(A, rows([9.0, 9.0]), state=state, round=2), {}, {"model": rows([2.5, 0.25])})
     # m = d / 2 = (.25, .125); v = d^2 / 4, sqrt(v) = (.25, .125)
     assert A[0].tolist() == pytest.approx([2 + 0.1 * 0.25 / 0.75, 0.1 * 0.125 / 0.625], abs=1e-15)
     assert state["second"][0].tolist() == [0.0625, 0.015625]
 
 
 def test_fedyogi_learns_from_separate_starts(start) -> None:
-    """The distance between the initial models must not enter the moments: the digits after 30 rounds."""
+    """The distance between the initial models must not enter the moments. 30 rounds on the digits."""
 
     def accuracy(name: str, **parameters: Any) -> float:
         simulator = start({
@@ -609,23 +610,23 @@ def test_fedyogi_learns_from_separate_starts(start) -> None:
     assert accuracy("fedyogi", first_round="step") < fedavg - 0.2
 
 
-def test_fedyogis_second_moment_neither_moves_at_d2_nor_falls_below_0() -> None:
+def test_fedyogis_second_moment_is_constant_at_d2_and_stays_positive() -> None:
     yogi = FedYogi(beta2=0.0, first_round="step")
     state = {"first": rows([0.0, 0.0]), "second": rows([4.0, 1.0])}
-    yogi.accept(own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), state=state), {}, {"model": rows([2.0, 0.99])})
+    yogi.accept(make_states(rows([0.0, 0.0]), rows([0.0, 0.0]), state=state), {}, {"model": rows([2.0, 0.99])})
     assert state["second"][0].tolist() == pytest.approx([4.0, 1.0 - 0.99**2])
 
 
 @pytest.mark.parametrize("round", [1, 2, 7])
 def test_fedyogis_bias_correction_multiplies_the_step(round) -> None:
-    def moved(bias_correction: bool) -> Tensor:
+    def step(bias_correction: bool) -> Tensor:
         yogi = FedYogi(beta1=0.6, beta2=0.9, bias_correction=bias_correction, first_round="step")
         state = {"first": rows([0.1, -0.2]), "second": rows([0.3, 0.0])}
-        own = own_of(rows([0.0, 0.0]), rows([0.0, 0.0]), state=state, round=round)
-        return yogi.accept(own, {}, {"model": rows([0.5, 0.7])})
+        states = make_states(rows([0.0, 0.0]), rows([0.0, 0.0]), state=state, round=round)
+        return yogi.accept(states, {}, {"model": rows([0.5, 0.7])})
 
     factor = math.sqrt(1 - 0.9**round) / (1 - 0.6**round)
-    torch.testing.assert_close(moved(True), moved(False) * factor, rtol=1e-14, atol=0)
+    torch.testing.assert_close(step(True), step(False) * factor, rtol=1e-14, atol=0)
 
 
 AWA = [
@@ -637,33 +638,35 @@ AWA = [
 
 
 @pytest.mark.parametrize("parameters", AWA, ids=lambda p: " ".join(map(str, p.values())))
-def test_fedawa_weighs_as_torchs_optimisers_on_the_explicit_loss(parameters) -> None:
+def test_fedawa_weights_equal_torch_optimizers_on_the_explicit_loss(parameters) -> None:
     algorithm = FedAWA(rate=0.2, **parameters)
     small_state = {name: values[1] for name, values in algorithm.small_state(torch.ones(2), nodes=4, layers=1).items()}
     samples = [10.0, 30.0, 20.0]
-    plain = Awa(torch.tensor(samples, dtype=torch.float64) / 60, rate=0.2, **parameters)
+    plain = ReferenceFedAWA(torch.tensor(samples, dtype=torch.float64) / 60, rate=0.2, **parameters)
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):
         models = torch.randn(3, 2, generator=generator, dtype=torch.float64)
         base = torch.randn(2, generator=generator, dtype=torch.float64)
-        # neighbours 0, 1 and 3 of a network of four: what is learned is kept by id
-        near = near_of(models, base, [1 / 3] * 3, samples, small_state, node=1, ids=(0, 1, 3))
-        torch.testing.assert_close(algorithm.weigh(near), plain.weights(models, base), rtol=1e-6, atol=1e-9)
+        # neighbours 0, 1 and 3 of four nodes: learned weights are stored by node id
+        neighbourhood = make_neighbourhood(models, base, [1 / 3] * 3, samples, small_state, node=1, ids=(0, 1, 3))
+        torch.testing.assert_close(algorithm.weigh(neighbourhood), plain.weights(models, base), rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(small_state["weights"][[0, 1, 3]], plain.w.detach(), rtol=1e-6, atol=1e-9)
         assert small_state["weights"][2].isnan()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_fedawa_uses_the_weights_before_the_last_of_several_steps(steps) -> None:
-    """Two models at -1 and 3 about a base of 1, each 2 from it, so that the gradient can be written down.
+    """Two models, -1 and 3, at distance 2 from a base of 1, so that the gradient has a closed form.
 
-    With p the weight of the first, its distance from the mean is 4 (1 - p), the other's 4 p, so the spread is
-    8 p (1 - p); its cosine is -1, the other's 1, so the regulariser is 2 p. With p = softmax(w) and u = w_0 - w_1,
-    dp/dw_0 = p (1 - p) and the loss's slope is g = p (1 - p) (8 (1 - 2 p) + 2), and -g for w_1.
+    Let p be the weight of the first. Distances from the mean are 4 (1 - p) and 4 p, so the spread is
+    8 p (1 - p). The cosines are -1 and 1, so the regulariser is 2 p. With p = softmax(w),
+    dp/dw_0 = p (1 - p), so the gradient is g = p (1 - p) (8 (1 - 2 p) + 2) for w_0 and -g for w_1.
     """
     algorithm = FedAWA(init="log_shares", optimizer="sgd", rate=0.1, steps=steps)
     small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=2, layers=1).items()}
-    near = near_of(rows([-1.0], [3.0]), torch.tensor([1.0], dtype=torch.float64), [0.5, 0.5], [1.0, 3.0], small_state)
+    neighbourhood = make_neighbourhood(
+        rows([-1.0], [3.0]), torch.tensor([1.0], dtype=torch.float64), [0.5, 0.5], [1.0, 3.0], small_state
+    )
     w, velocity, used = np.log([0.25, 0.75]), np.zeros(2), None
     for _ in range(steps):
         used = softmax(w)
@@ -671,12 +674,12 @@ def test_fedawa_uses_the_weights_before_the_last_of_several_steps(steps) -> None
         g = p * (1 - p) * (8 * (1 - 2 * p) + 2)
         velocity = 0.9 * velocity + np.array([g, -g]) + 5e-4 * w
         w = w - 0.1 * velocity
-    np.testing.assert_allclose(algorithm.weigh(near).numpy(), used, rtol=1e-12)
+    np.testing.assert_allclose(algorithm.weigh(neighbourhood).numpy(), used, rtol=1e-12)
     np.testing.assert_allclose(small_state["weights"].numpy(), w, rtol=1e-12)
 
 
 @pytest.mark.parametrize("regulariser", ["weighted", "mean"])
-def test_fedawas_gradient_is_that_of_finite_differences(regulariser) -> None:
+def test_fedawas_gradient_equals_finite_differences(regulariser) -> None:
     models, base = rows([1.0, 2.0], [-1.0, 0.5], [0.3, 0.1]), torch.tensor([0.4, 0.9], dtype=torch.float64)
     start = np.array([0.2, 0.5, 0.3])
 
@@ -694,40 +697,42 @@ def test_fedawas_gradient_is_that_of_finite_differences(regulariser) -> None:
         return float(spread + 1 - cosine(p @ theta))
 
     step = 1e-6
-    slopes = [(loss(start + step * e) - loss(start - step * e)) / (2 * step) for e in np.eye(3)]
-    # one step of SGD shows the gradient: w' = w - rate (gradient + 5e-4 w)
+    gradients = [(loss(start + step * e) - loss(start - step * e)) / (2 * step) for e in np.eye(3)]
+    # one step of SGD reveals the gradient: w' = w - rate (gradient + 5e-4 w)
     algorithm = FedAWA(regulariser=regulariser, optimizer="sgd", rate=0.5)
     small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=3, layers=1).items()}
-    algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
-    found = (start - small_state["weights"].numpy()) / 0.5 - 5e-4 * start
-    np.testing.assert_allclose(found, slopes, rtol=1e-7, atol=1e-9)
+    algorithm.weigh(make_neighbourhood(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
+    actual = (start - small_state["weights"].numpy()) / 0.5 - 5e-4 * start
+    np.testing.assert_allclose(actual, gradients, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("regulariser", ["weighted", "mean"])
 def test_fedawa_learns_from_a_start_at_zero(regulariser) -> None:
-    """The cosine to a base state of zeros is 0, as torch has it: a linear model may well start there."""
+    """The cosine to a base state of zeros is 0, as in torch. A linear model may start there."""
     algorithm = FedAWA(regulariser=regulariser, rate=0.2, use="after")
     small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=3, layers=1).items()}
-    plain = Awa(torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64), regulariser=regulariser, rate=0.2, use="after")
+    plain = ReferenceFedAWA(
+        torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64), regulariser=regulariser, rate=0.2, use="after"
+    )
     for models in (rows([1.0, 2.0], [0.0, 0.0], [0.3, 0.1]), rows([0.5, 2.0], [1.0, 0.0], [0.3, 0.3])):
         base = torch.zeros(2, dtype=torch.float64)
-        found = algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
-        torch.testing.assert_close(found, plain.weights(models, base), rtol=1e-6, atol=1e-9)
+        actual = algorithm.weigh(make_neighbourhood(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
+        torch.testing.assert_close(actual, plain.weights(models, base), rtol=1e-6, atol=1e-9)
 
 
-def test_fedawa_remembers_a_neighbour_that_was_away() -> None:
+def test_fedawa_keeps_the_weight_of_an_absent_neighbour() -> None:
     algorithm = FedAWA(rate=0.2, use="after")
     small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=3, layers=1).items()}
     models, base = rows([1.0, 2.0], [-1.0, 0.5], [0.3, 0.1]), torch.tensor([0.4, 0.9], dtype=torch.float64)
-    algorithm.weigh(near_of(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
+    algorithm.weigh(make_neighbourhood(models, base, [1 / 3] * 3, [2.0, 5.0, 3.0], small_state))
     learned = small_state["weights"].clone()
-    algorithm.weigh(near_of(models[:2], base, [0.5] * 2, [2.0, 5.0], small_state, ids=(0, 1)))
+    algorithm.weigh(make_neighbourhood(models[:2], base, [0.5] * 2, [2.0, 5.0], small_state, ids=(0, 1)))
     assert small_state["weights"][2] == learned[2]
     assert (small_state["weights"][:2] != learned[:2]).all()
 
 
 def test_fedlws_by_hand() -> None:
-    """Two layers of one column each; the second is 0 at the start of the round."""
+    """Two layers of one column each. The second layer is 0 in the base state."""
     algorithm = FedLWS(beta=0.5, low=0.01, high=0.9)
     models, base = rows([3.0, 1.0], [5.0, -1.0]), rows([2.0, 0.0])
 
@@ -735,102 +740,104 @@ def test_fedlws_by_hand() -> None:
         return (b - a).abs()
 
     small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=2, layers=2).items()}
-    near = near_of(models, base[0], [0.25, 0.75], [1.0, 1.0], small_state)
-    near = Neighbourhood(**(vars(near) | {"movement": by_column}))
-    assert torch.equal(algorithm.weigh(near), near.weights)
+    neighbourhood = make_neighbourhood(models, base[0], [0.25, 0.75], [1.0, 1.0], small_state)
+    neighbourhood = Neighbourhood(**(vars(neighbourhood) | {"movement": by_column}))
+    assert torch.equal(algorithm.weigh(neighbourhood), neighbourhood.weights)
     # a = (4.5, -.5); mean_k |theta_k - a| = (1.5 + .5) / 2 and (1.5 + .5) / 2
     assert small_state["spread"].tolist() == [1.0, 1.0]
-    own = own_of(
+    states = make_states(
         base,
         models[:1],
         small_state={"spread": small_state["spread"][None]},
         movement=by_column,
         expand=lambda values: values,
     )
-    A = algorithm.accept(own, {}, {"model": rows([4.5, -0.5])})
+    A = algorithm.accept(states, {}, {"model": rows([4.5, -0.5])})
     assert A[0].tolist() == pytest.approx([4.5 * 2 / (2 + 0.5 * 2.5), 0.0])
 
 
 @pytest.mark.parametrize(("beta", "tau"), [(0.5, 0.5), (0.001, 0.01), (2.0, 0.9)], ids=["within", "low", "high"])
 def test_fedlws_keeps_tau_between_low_and_high(beta, tau) -> None:
     algorithm = FedLWS(beta=beta, low=0.01, high=0.9)
-    own = own_of(rows([3.0, 4.0]), rows([0.0, 0.0]), small_state={"spread": rows([1.0])})
-    A = algorithm.accept(own, {}, {"model": rows([3.0, 5.0])})
+    states = make_states(rows([3.0, 4.0]), rows([0.0, 0.0]), small_state={"spread": rows([1.0])})
+    A = algorithm.accept(states, {}, {"model": rows([3.0, 5.0])})
     assert A[0].tolist() == pytest.approx([3 * 5 / (5 + tau), 5 * 5 / (5 + tau)])
 
 
-def test_fedlws_without_shrinking_leaves_a_layer_alone_that_was_0() -> None:
-    own = own_of(rows([0.0, 0.0]), rows([1.0, 1.0]), small_state={"spread": rows([1.0])})
-    A = FedLWS(beta=0.0, low=0.0, high=0.0).accept(own, {}, {"model": rows([0.5, 0.7])})
+def test_fedlws_without_shrinking_keeps_a_layer_whose_base_is_0() -> None:
+    states = make_states(rows([0.0, 0.0]), rows([1.0, 1.0]), small_state={"spread": rows([1.0])})
+    A = FedLWS(beta=0.0, low=0.0, high=0.0).accept(states, {}, {"model": rows([0.5, 0.7])})
     assert A[0].tolist() == [0.5, 0.7]
 
 
 def test_gradient_tracking_by_hand() -> None:
     """Rate .5 and 2 steps: z = B - T. W is (.75 .25; .25 .75)."""
     algorithm = GradientTracking()
-    own = own_of(BASE, TRAINED, state={"correction": rows([0.1, 0.2], [-0.1, -0.2])})
-    sent = algorithm.publish(own)
+    states = make_states(BASE, TRAINED, state={"correction": rows([0.1, 0.2], [-0.1, -0.2])})
+    sent = algorithm.publish(states)
     assert torch.equal(sent["model"], TRAINED)
     assert sent["direction"].tolist() == [[-1.0, 1.0], [-1.0, -4.0]]
     W = rows([0.75, 0.25], [0.25, 0.75])
-    A = algorithm.accept(own, sent, {name: W @ values for name, values in sent.items()})
+    A = algorithm.accept(states, sent, {name: W @ values for name, values in sent.items()})
     assert A.tolist() == [[2.5, 1.75], [3.5, 3.25]]
     # c - z + W z: (.1 + 1 - 1, .2 - 1 - .25), (-.1 + 1 - 1, -.2 + 4 - 2.75)
     expected = rows([0.1, -1.05], [-0.1, 1.05])
-    torch.testing.assert_close(own.state["correction"], expected, rtol=0, atol=1e-15)
+    torch.testing.assert_close(states.state["correction"], expected, rtol=0, atol=1e-15)
 
 
-def test_gradient_tracking_takes_momentum_out_of_the_direction() -> None:
-    own = own_of(BASE, TRAINED, momentum=0.75, state={"correction": torch.zeros_like(BASE)})
-    assert GradientTracking().publish(own)["direction"].tolist() == [[-0.25, 0.25], [-0.25, -1.0]]
+def test_gradient_tracking_removes_momentum_from_the_direction() -> None:
+    states = make_states(BASE, TRAINED, momentum=0.75, state={"correction": torch.zeros_like(BASE)})
+    assert GradientTracking().publish(states)["direction"].tolist() == [[-0.25, 0.25], [-0.25, -1.0]]
 
 
 def test_a_layer_that_is_not_trained_has_no_direction() -> None:
-    own = own_of(BASE, BASE, rates=rows([0.0], [0.5]), state={"correction": torch.zeros_like(BASE)})
-    assert GradientTracking().publish(own)["direction"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    states = make_states(BASE, BASE, rates=rows([0.0], [0.5]), state={"correction": torch.zeros_like(BASE)})
+    assert GradientTracking().publish(states)["direction"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_qg_dsgdm_by_hand() -> None:
-    own = own_of(BASE, TRAINED, state={"momentum": rows([1.0, 0.0], [0.0, 2.0])})
-    A = QGDSGDm(beta=0.9, mu=0.75).accept(own, {}, {"model": rows([2.0, 2.0], [3.0, 1.0])})
+    states = make_states(BASE, TRAINED, state={"momentum": rows([1.0, 0.0], [0.0, 2.0])})
+    A = QGDSGDm(beta=0.9, mu=0.75).accept(states, {}, {"model": rows([2.0, 2.0], [3.0, 1.0])})
     assert A.tolist() == [[2.0, 2.0], [3.0, 1.0]]
     # .75 m + .25 (B - A) / (.5 x 2)
-    assert own.state["momentum"].tolist() == [[0.75 - 0.25, 0.0], [0.0, 1.5 - 0.25]]
+    assert states.state["momentum"].tolist() == [[0.75 - 0.25, 0.0], [0.0, 1.5 - 0.25]]
     gradient = QGDSGDm(beta=0.5).gradient(rows([1.0, 1.0]), rows([0, 0]), rows([0, 0]), {"momentum": rows([2.0, -4.0])})
     assert gradient.tolist() == [[2.0, -1.0]]
 
 
 def test_choco_by_hand() -> None:
-    """Top 1 of 2: replicas start at 0 and follow the trained models one entry a round."""
+    """Top 1 of 2: replicas start at 0 and follow the trained models by one entry per round."""
     algorithm = Choco(compressor="top_k", ratio=0.5, gamma=0.5)
     W = rows([0.75, 0.25], [0.25, 0.75])
     state = {"replica": torch.zeros_like(TRAINED)}
-    own = own_of(BASE, rows([2.0, 1.0], [3.0, 4.0]), state=state)
-    sent = {"model": algorithm.publish(own)["model"].clone()}
+    states = make_states(BASE, rows([2.0, 1.0], [3.0, 4.0]), state=state)
+    sent = {"model": algorithm.publish(states)["model"].clone()}
     assert sent["model"].tolist() == [[2.0, 0.0], [0.0, 4.0]]
-    A = algorithm.accept(own, sent, {"model": W @ sent["model"]})
-    # T_1 + .5 x .25 (r_2 - r_1) and the other way round
+    A = algorithm.accept(states, sent, {"model": W @ sent["model"]})
+    # T_1 + .5 x .25 (r_2 - r_1), and T_2 with the opposite sign
     assert A.tolist() == [[2 - 0.25, 1 + 0.5], [3 + 0.25, 4 - 0.5]]
-    own = own_of(A, rows([2.5, 1.0], [3.0, 4.5]), state=state)
-    assert algorithm.publish(own)["model"].tolist() == [[2.0, 1.0], [3.0, 4.0]]
+    states = make_states(A, rows([2.5, 1.0], [3.0, 4.5]), state=state)
+    assert algorithm.publish(states)["model"].tolist() == [[2.0, 1.0], [3.0, 4.0]]
 
 
 def test_push_sum_by_hand() -> None:
-    """Node 0 is heard by both, node 1 by itself alone: W = (1/2 0; 1/2 1)."""
+    """Node 0 sends to both nodes, node 1 only to itself: W = (1/2 0; 1/2 1)."""
     algorithm = PushSum()
     small_state = {"share": torch.ones(2, dtype=torch.float64), "mass": torch.tensor([0.5, 1.5], dtype=torch.float64)}
-    own = own_of(BASE, TRAINED, small_state=small_state)
-    sent = algorithm.publish(own)
+    states = make_states(BASE, TRAINED, small_state=small_state)
+    sent = algorithm.publish(states)
     # x_j / p_j: B + (T - B) / p
     assert sent["model"][0].tolist() == [1 + 2 * 1.0, 2 - 2 * 1.0]
     assert sent["model"][1].tolist() == pytest.approx([3 + 1 / 1.5, 0 + 4 / 1.5])
     assert sent["mass"].tolist() == [0.5, 1.5]
-    listener = {name: values[1] for name, values in small_state.items()}
-    near = near_of(BASE, BASE[1], [0.5, 1.0], [1.0, 1.0], listener, node=1, receive=lambda name: sent[name])
+    receiver = {name: values[1] for name, values in small_state.items()}
+    neighbourhood = make_neighbourhood(
+        BASE, BASE[1], [0.5, 1.0], [1.0, 1.0], receiver, node=1, receive=lambda name: sent[name]
+    )
     # p_2 = .5 x .5 + 1 x 1.5 = 1.75
-    assert algorithm.weigh(near).tolist() == pytest.approx([0.25 / 1.75, 1.5 / 1.75])
+    assert algorithm.weigh(neighbourhood).tolist() == pytest.approx([0.25 / 1.75, 1.5 / 1.75])
     assert small_state["mass"].tolist() == [0.5, 1.75]
-    assert sent["mass"].tolist() == [0.5, 1.5]  # what was sent stays
+    assert sent["mass"].tolist() == [0.5, 1.5]  # the sent message does not change
 
 
 # --- FedNTD's loss ------------------------------------------------------------------------------------------------
@@ -838,7 +845,7 @@ def test_push_sum_by_hand() -> None:
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5)], ids=["one node", "three nodes"])
 @pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.3, 4.0)])
-def test_fedntds_loss_really_leaves_the_true_class_out(shape, beta, tau) -> None:
+def test_fedntds_loss_excludes_the_true_class(shape, beta, tau) -> None:
     generator = torch.Generator().manual_seed(0)
     outputs, base_outputs = (torch.randn(*shape, 7, generator=generator, dtype=torch.float64) * 9 for _ in range(2))
     targets = torch.randint(0, 7, shape, generator=generator)
@@ -849,22 +856,22 @@ def test_fedntds_loss_really_leaves_the_true_class_out(shape, beta, tau) -> None
     each = F.kl_div(student, teacher, reduction="none").sum(dim=1).view(shape).mean(dim=-1)
     task = torch.randn(shape[:-1], generator=generator, dtype=torch.float64)
     expected = task + beta * tau**2 * each
-    found = FedNTD(beta=beta, tau=tau).loss(task, outputs, targets, base_outputs)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    slopes = [torch.autograd.grad(value.sum(), outputs, retain_graph=True)[0] for value in (found, expected)]
-    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-14)
-    assert not slopes[0].gather(-1, targets.unsqueeze(-1)).any()
+    actual = FedNTD(beta=beta, tau=tau).loss(task, outputs, targets, base_outputs)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(value.sum(), outputs, retain_graph=True)[0] for value in (actual, expected)]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-14)
+    assert not gradients[0].gather(-1, targets.unsqueeze(-1)).any()
 
 
-def test_fedntds_loss_is_finite_in_float32_for_outputs_far_apart() -> None:
+def test_fedntds_loss_is_finite_in_float32_for_distant_outputs() -> None:
     outputs = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
     loss = FedNTD().loss(torch.tensor(0.0), outputs, torch.tensor([0]), torch.tensor([[0.0, 1e4, -1e4]]))
-    assert loss.item() == pytest.approx(1e4)  # the teacher is sure of class 1, the student of class 2
-    (slope,) = torch.autograd.grad(loss, outputs)
-    assert slope.tolist() == [[0.0, -1.0, 1.0]]
+    assert loss.item() == pytest.approx(1e4)  # the teacher predicts class 1, the student class 2
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    assert gradient.tolist() == [[0.0, -1.0, 1.0]]
 
 
-# --- BatchNorm: one update a batch, and a teacher that stays as it was --------------------------------------------
+# --- BatchNorm: one update per batch, and a teacher that does not change ------------------------------------------
 
 
 def normed(name: str, algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -879,32 +886,32 @@ def normed(name: str, algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def two_passes(model: nn.Module, x: Tensor, y: Tensor, radius: float) -> None:
-    """SAM's gradient in `.grad`; the second pass runs on a copy, so it leaves the model's statistics alone."""
+    """Put SAM's gradient into `.grad`. The second pass runs on a copy, so it does not update the statistics."""
     F.cross_entropy(model(x), y).backward()
     norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
-    there = copy.deepcopy(model)
+    perturbed = copy.deepcopy(model)
     with torch.no_grad():
-        for p, here in zip(there.parameters(), model.parameters(), strict=True):
-            p.add_(here.grad, alpha=radius / norm)
-    there.zero_grad()
-    F.cross_entropy(there(x), y).backward()
-    for here, p in zip(model.parameters(), there.parameters(), strict=True):
-        here.grad = p.grad
+        for p, original in zip(perturbed.parameters(), model.parameters(), strict=True):
+            p.add_(original.grad, alpha=radius / norm)
+    perturbed.zero_grad()
+    F.cross_entropy(perturbed(x), y).backward()
+    for original, p in zip(model.parameters(), perturbed.parameters(), strict=True):
+        original.grad = p.grad
 
 
 def distilled(model: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module) -> None:
-    """FedNTD's gradient in `.grad`; nine of ten classes."""
+    """Put FedNTD's gradient over nine of ten classes into `.grad`."""
     with torch.no_grad():
         base_outputs = teacher(x)
     outputs = model(x)
     keep = F.one_hot(y, 10) == 0
-    student, wanted = (z[keep].view(-1, 9) for z in (outputs, base_outputs))
-    divergence = F.kl_div(student.log_softmax(dim=1), wanted.softmax(dim=1), reduction="batchmean")
+    student, target = (z[keep].view(-1, 9) for z in (outputs, base_outputs))
+    divergence = F.kl_div(student.log_softmax(dim=1), target.softmax(dim=1), reduction="batchmean")
     (F.cross_entropy(outputs, y) + divergence).backward()
 
 
 @pytest.mark.parametrize("name", ["dfedsam", "fedntd"])
-def test_with_batchnorm_every_batch_counts_once(start, module, name) -> None:
+def test_every_batch_updates_batchnorm_once(start, module, name) -> None:
     algorithm = {"name": name, "buffers": "local"} | ({"radius": 0.3} if name == "dfedsam" else {})
     settings = normed(f"{module(NORMED)}:Normed", algorithm, rounds=2)
     simulator = start(settings)
@@ -943,17 +950,17 @@ def test_with_batchnorm_every_batch_counts_once(start, module, name) -> None:
     assert population.buffers["norm.num_batches_tracked"].tolist() == steps
 
 
-def test_three_gossip_steps_are_w_cubed_of_all_that_is_mixed_and_thrice_the_bytes(start, module) -> None:
+def test_three_gossip_steps_mix_by_w_cubed_and_send_three_times_the_bytes(start, module) -> None:
     name = f"{module(NORMED)}:Normed"
 
-    def trained(gossip_steps: int) -> Any:
+    def started(gossip_steps: int) -> Any:
         algorithm = {"name": "dfedsam", "radius": 0.05, "gossip_steps": gossip_steps}
         return start(normed(name, algorithm, training={"momentum_state": "average"}))
 
-    apart = trained(1)
-    apart.engine.train(apart.runs[0].jobs())
-    before = {**apart.engine.population.buffers, **apart.engine.population.optimizer_state}
-    simulator = trained(3)
+    single = started(1)
+    single.engine.train(single.runs[0].jobs())
+    before = {**single.engine.population.buffers, **single.engine.population.optimizer_state}
+    simulator = started(3)
     ((_, record, _),) = next(simulator.rounds())
     population, (simulation,) = simulator.engine.population, simulator.runs
     W3 = torch.linalg.matrix_power(simulation.plan.mixing.dense(), 3)
@@ -962,7 +969,7 @@ def test_three_gossip_steps_are_w_cubed_of_all_that_is_mixed_and_thrice_the_byte
         torch.testing.assert_close(population.buffers[key].double(), W3 @ before[key].double(), rtol=1e-5, atol=1e-6)
     momentum = population.optimizer_state["momentum"].double()
     torch.testing.assert_close(momentum, W3 @ before["momentum"].double(), rtol=1e-4, atol=1e-5)
-    ((_, once, _),) = next(apart.rounds())
+    ((_, once, _),) = next(single.rounds())
     assert record["nodes"]["bytes_sent"] == [3 * sent for sent in once["nodes"]["bytes_sent"]]
     parameters = 30 + 6 + 1090
     assert once["bytes_sent"] == 4 * 4 * (2 * parameters + 6)  # four messages of model, momentum and statistics
@@ -975,36 +982,36 @@ def noise(nodes: int, width: int, seed: int = 0) -> Tensor:
     return torch.randn(nodes, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_top_k_keeps_the_largest_entries_as_they_are() -> None:
+def test_top_k_keeps_the_largest_entries_unchanged() -> None:
     values = noise(3, 40)
     kept = top_k(values, 7)
-    for row, own in zip(kept, values, strict=True):
-        largest = sorted(own.abs().tolist())[-7:]
+    for row, original in zip(kept, values, strict=True):
+        largest = sorted(original.abs().tolist())[-7:]
         assert sorted(row[row != 0].abs().tolist()) == largest
-        assert torch.equal(row[row != 0], own[row != 0])
+        assert torch.equal(row[row != 0], original[row != 0])
 
 
-def test_random_k_is_drawn_again_by_every_listener() -> None:
-    """A listener that is sent values alone puts them where (seed, node, round) say; padding is never drawn."""
+def test_every_receiver_can_redraw_the_columns_of_random_k() -> None:
+    """A message holds only values. The receiver redraws their columns from (seed, node, round); never padding."""
     columns = torch.cat([torch.arange(0, 30), torch.arange(64, 90)])
     values = torch.zeros(2, 128, dtype=torch.float64)
     values[:, columns] = noise(2, 56)
-    seen = set()
+    drawn = set()
     for round in (1, 2):
         kept = random_k(values, 9, columns, seed=4, round=round, ids=(5, 8))
         for row, node in enumerate((5, 8)):
             assert int((kept[row] != 0).sum()) == 9
             generator = torch_generator(4, node=node, round=round, purpose="random_k")
-            places = columns[torch.randperm(56, generator=generator)[:9]]
-            message = values[row, places]  # all that travels
+            chosen_columns = columns[torch.randperm(56, generator=generator)[:9]]
+            message = values[row, chosen_columns]  # the whole message
             received = torch.zeros(128, dtype=torch.float64)
-            received[places] = message
+            received[chosen_columns] = message
             assert torch.equal(received, kept[row])
-            seen.add(tuple(sorted(places.tolist())))
-    assert len(seen) == 4  # other nodes and rounds, other places
+            drawn.add(tuple(sorted(chosen_columns.tolist())))
+    assert len(drawn) == 4  # every node and round draws other columns
 
 
-def test_random_k_of_a_node_does_not_depend_on_who_is_asked_with_it() -> None:
+def test_random_k_of_a_node_does_not_depend_on_other_rows() -> None:
     values, columns = noise(3, 64), torch.arange(64)
     together = random_k(values, 5, columns, seed=1, round=2, ids=(0, 1, 2))
     alone = random_k(values[1:2], 5, columns, seed=1, round=2, ids=(1,))
@@ -1012,16 +1019,16 @@ def test_random_k_of_a_node_does_not_depend_on_who_is_asked_with_it() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])
-def test_quantising_errs_by_half_a_level_of_its_block_at_most(bits) -> None:
+def test_quantising_errors_are_at_most_half_a_level_of_the_block(bits) -> None:
     values = noise(2, 192) * torch.tensor([1.0, 1e-3, 1e3], dtype=torch.float64).repeat_interleave(64)
     values[0, 64:128] = 0  # an empty block
     coarse = quantise(values, bits)
-    blocks, found = values.view(2, 3, 64), coarse.view(2, 3, 64)
+    blocks, actual = values.view(2, 3, 64), coarse.view(2, 3, 64)
     level = blocks.abs().amax(dim=2, keepdim=True) / (2 ** (bits - 1) - 1)
-    assert bool(((found - blocks).abs() <= level / 2 * (1 + 1e-9)).all())
-    assert not found[0, 1].any()
-    used = (found / level.clamp_min(1e-300)).round()
-    torch.testing.assert_close(used * level, found, rtol=1e-12, atol=0)  # nothing between the levels
+    assert bool(((actual - blocks).abs() <= level / 2 * (1 + 1e-9)).all())
+    assert not actual[0, 1].any()
+    used = (actual / level.clamp_min(1e-300)).round()
+    torch.testing.assert_close(used * level, actual, rtol=1e-12, atol=0)  # every value lies on a level
     assert int(used.abs().max()) == 2 ** (bits - 1) - 1
 
 
@@ -1037,25 +1044,25 @@ def test_quantising_errs_by_half_a_level_of_its_block_at_most(bits) -> None:
         ({"compressor": "quantise", "bits": 3}, 376 + 16 * 4),  # 3003 bits are 375.375 bytes
     ],
 )
-def test_chocos_bytes_are_counted_to_the_last(parameters, expected) -> None:
+def test_chocos_message_size_is_exact(parameters, expected) -> None:
     assert Choco(**parameters).message_bytes(1001, 16 * 64) == expected
 
 
 @pytest.mark.parametrize("compressor", ["top_k", "random_k", "quantise", "none"])
 def test_a_replica_is_the_sum_of_the_messages(compressor) -> None:
-    """What a neighbour adds up from messages of the size that is counted is what the mixing uses."""
+    """Mixing uses the sum that a neighbour can compute from messages of the counted size."""
     algorithm = Choco(compressor=compressor, ratio=0.25, bits=4)
     state = {"replica": torch.zeros(2, 64, dtype=torch.float64)}
     received = torch.zeros(2, 64, dtype=torch.float64)
     for round in range(1, 6):
         trained, before = noise(2, 64, seed=round), state["replica"].clone()
-        sent = algorithm.publish(own_of(trained, trained, state=state, round=round))["model"]
+        sent = algorithm.publish(make_states(trained, trained, state=state, round=round))["model"]
         message = sent - before
         received += message
         entries = {"top_k": 16, "random_k": 16}.get(compressor, 64)
         assert int((message.abs() > 1e-12).sum(dim=1).max()) <= entries
         gap = trained - before
-        assert bool(((sent - trained).norm(dim=1) <= gap.norm(dim=1)).all())  # it never comes off worse
+        assert bool(((sent - trained).norm(dim=1) <= gap.norm(dim=1)).all())  # compression never increases the distance
         torch.testing.assert_close(state["replica"], received, rtol=0, atol=1e-12)
     if compressor == "none":
         torch.testing.assert_close(state["replica"], trained, rtol=0, atol=1e-12)
@@ -1066,7 +1073,7 @@ def test_a_replica_is_the_sum_of_the_messages(compressor) -> None:
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_push_sum_reaches_the_mean_on_a_directed_graph_and_fedavg_does_not(start, module, tmp_path, weights) -> None:
-    """Rates too small to move anything: what is left is mixing, from a start of its own for every node."""
+    """The rates are too small for training, so only mixing acts, from a different initial model on every node."""
 
     def mixed(name: str) -> tuple[Tensor, Tensor, list[float]]:
         case = Case(plain_fedavg, weights=weights)
@@ -1084,29 +1091,29 @@ def test_push_sum_reaches_the_mean_on_a_directed_graph_and_fedavg_does_not(start
 
     share = torch.tensor(SIZES if weights == "samples" else (1, 1, 1), dtype=torch.float64)
     before, after, sums = mixed("push_sum")
-    for total in sums:  # nothing is lost on the way
+    for total in sums:  # the weighted sum is conserved
         assert total == pytest.approx((share @ before).tolist(), rel=1e-5)
     mean = share @ before / share.sum()
     torch.testing.assert_close(after, mean.expand(3, 2), rtol=1e-5, atol=1e-6)
     _, other, _ = mixed("fedavg")
-    assert float((other[0] - other[2]).abs().max()) < 1e-5  # it agrees too, on another average
+    assert float((other[0] - other[2]).abs().max()) < 1e-5  # FedAvg reaches consensus too, on another average
     assert float((other[0] - mean).abs().max()) > 0.02
 
 
-def test_what_push_sum_gives_away_sums_to_one() -> None:
+def test_columns_of_push_sum_weights_sum_to_one() -> None:
     mixing = build_mixing(build("random_out", 7, k=2, seed=3), "samples", [1, 2, 3, 4, 5, 6, 7], push=True)
     np.testing.assert_allclose(mixing.dense().sum(dim=0), np.ones(7), rtol=1e-12)
 
 
-def simple(model: str, algorithm: str, network: str, folder: Path) -> dict[str, Any]:
-    """Balanced weights and no momentum."""
+def balanced_settings(model: str, algorithm: str, network: str, folder: Path) -> dict[str, Any]:
+    """Settings with balanced weights and no momentum."""
     case = Case(plain_fedavg, weights="metropolis", momentum=0.0)
     return settings(model, {"name": algorithm}, case, network, folder, training={"batch_size": 4, "momentum": 0.0})
 
 
 @pytest.mark.parametrize("network", ["pair", "path"])
 def test_corrections_of_gradient_tracking_sum_to_zero_after_every_round(start, module, tmp_path, network) -> None:
-    spec = simple(f"{module(CHOICE)}:Choice", "gradient_tracking", network, tmp_path)
+    spec = balanced_settings(f"{module(CHOICE)}:Choice", "gradient_tracking", network, tmp_path)
     simulator = start(spec | {"rounds": 12}, loaded=offers(len(NETWORKS[network])))
     correction = simulator.engine.population.algorithm_state["correction"]
     for _ in simulator.rounds():
@@ -1115,7 +1122,7 @@ def test_corrections_of_gradient_tracking_sum_to_zero_after_every_round(start, m
 
 
 def full_batch(spec: dict[str, Any], size: int) -> dict[str, Any]:
-    """Eight rounds in which every node takes all of its samples, so many, in one step."""
+    """Eight rounds in which every node trains on all of its `size` samples in one step."""
     return spec | {"training": {"batch_size": size, "momentum": 0.0}, "rounds": 8}
 
 
@@ -1125,33 +1132,33 @@ def equal_offers() -> Loaded:
     return Loaded.of(Images(**(vars(images) | {"groups": torch.arange(24) % 3})))
 
 
-def slopes(world: World, x: np.ndarray) -> np.ndarray:
-    return np.array([world.slope(x[i], world.batches(i, 1)[0]) for i in range(3)])
+def gradients(world: World, x: np.ndarray) -> np.ndarray:
+    return np.array([world.gradient(x[i], world.batches(i, 1)[0]) for i in range(3)])
 
 
 def test_one_full_step_of_gradient_tracking_is_dsgt(start, module, tmp_path) -> None:
     """x <- W (x - eta y);  y <- W y + g(x_new) - g(x_old), with y = g(x) at the start."""
-    spec = full_batch(simple(f"{module(CHOICE)}:Choice", "gradient_tracking", "path", tmp_path), 8)
+    spec = full_batch(balanced_settings(f"{module(CHOICE)}:Choice", "gradient_tracking", "path", tmp_path), 8)
     simulator = start(spec, loaded=equal_offers())
     world = world_of(simulator, Case(plain_fedavg, weights="metropolis", momentum=0.0), "path")
     x = world.x
-    g = y = slopes(world, x)
+    g = y = gradients(world, x)
     for _ in simulator.rounds():
         x = world.W @ (x - 0.4 * y)
-        new = slopes(world, x)
+        new = gradients(world, x)
         y, g = world.W @ y + new - g, new
         np.testing.assert_allclose(simulator.engine.population.base[:, :2].numpy(), x, rtol=1e-4, atol=5e-6)
-    np.testing.assert_allclose(y.mean(axis=0), g.mean(axis=0), atol=1e-12)  # what a tracker tracks
+    np.testing.assert_allclose(y.mean(axis=0), g.mean(axis=0), atol=1e-12)  # the trackers keep the mean gradient
 
 
 def test_one_full_step_of_qg_dsgdm_is_the_papers_update(start, module, tmp_path) -> None:
     """m = beta q + g;  x_half = x - eta m;  x_new = W x_half;  q <- mu q + (1 - mu) (x - x_new) / eta."""
-    spec = full_batch(simple(f"{module(CHOICE)}:Choice", "qg_dsgdm", "path", tmp_path), 8)
+    spec = full_batch(balanced_settings(f"{module(CHOICE)}:Choice", "qg_dsgdm", "path", tmp_path), 8)
     simulator = start(spec, loaded=equal_offers())
     world = world_of(simulator, Case(plain_fedavg, weights="metropolis", momentum=0.0), "path")
     x, q = world.x, np.zeros((3, 2))
     for _ in simulator.rounds():
-        m = 0.9 * q + slopes(world, x)
+        m = 0.9 * q + gradients(world, x)
         new = world.W @ (x - 0.4 * m)
         x, q = new, 0.9 * q + 0.1 * (x - new) / 0.4
         np.testing.assert_allclose(simulator.engine.population.base[:, :2].numpy(), x, rtol=1e-4, atol=5e-6)
@@ -1159,7 +1166,7 @@ def test_one_full_step_of_qg_dsgdm_is_the_papers_update(start, module, tmp_path)
 
 @pytest.mark.parametrize("engine", ["rows", "batched"])
 @pytest.mark.parametrize("steps", [1, 5])
-def test_dpsgd_takes_its_steps_whatever_the_epochs_and_exchanges_once(start, steps, engine) -> None:
+def test_dpsgd_takes_its_steps_independent_of_epochs_and_exchanges_once(start, steps, engine) -> None:
     spec = {
         "rounds": 2,
         "data": {"nodes": 4, "alpha": 0.5},
@@ -1176,8 +1183,8 @@ def test_dpsgd_takes_its_steps_whatever_the_epochs_and_exchanges_once(start, ste
         assert record["nodes"]["bytes_sent"] == [2 * 4 * parameters] * 4
 
 
-def test_dpsgd_begins_a_fresh_epoch_when_a_shard_is_used_up(start) -> None:
-    """A shard of 4 batches and 10 steps: the first 8 steps see every sample twice."""
+def test_dpsgd_starts_a_new_epoch_when_a_shard_is_used_up(start) -> None:
+    """A shard of 4 (or 3) batches and 10 steps: consecutive passes use every sample, in different orders."""
     data = {"nodes": 2, "partition": "iid", "train_fraction": 40 / 719, "min_size": 1}
     (simulation,) = start({"data": data, "algorithm": {"name": "dpsgd", "steps": 10}}).runs
     shard = simulation.plan.member.shards[0]
@@ -1189,19 +1196,19 @@ def test_dpsgd_begins_a_fresh_epoch_when_a_shard_is_used_up(start) -> None:
     assert whole != torch.cat(batches[len(shard) // 10 : 2 * (len(shard) // 10)]).tolist()
 
 
-def test_hooks_leave_a_row_to_itself() -> None:
-    """A peer asks with its own row alone and gets what the simulator gets with all."""
+def test_hooks_treat_rows_independently() -> None:
+    """A peer calls hooks with a single row and gets the same values as the simulator with all rows."""
     for name, kind in ALGORITHMS.items():
         algorithm: Algorithm = kind()
         small_state = algorithm.small_state(torch.tensor([3.0, 5.0], dtype=torch.float64), 2, 1)
         base, trained = noise(2, 64, 1), noise(2, 64, 2)
         state = {key: noise(2, 64, 3) for key in algorithm.state}
         sent = algorithm.publish(
-            own_of(base, trained, state=copy.deepcopy(state), small_state=copy.deepcopy(small_state), round=2)
+            make_states(base, trained, state=copy.deepcopy(state), small_state=copy.deepcopy(small_state), round=2)
         )
         for row in range(2):
             part = slice(row, row + 1)
-            own = own_of(
+            states = make_states(
                 base[part],
                 trained[part],
                 state={key: values[part].clone() for key, values in state.items()},
@@ -1209,5 +1216,5 @@ def test_hooks_leave_a_row_to_itself() -> None:
                 ids=(row,),
                 round=2,
             )
-            for key, values in algorithm.publish(own).items():
+            for key, values in algorithm.publish(states).items():
                 assert torch.equal(values, sent[key][part]), name

@@ -1,4 +1,4 @@
-"""What each algorithm becomes where its own part vanishes, and what a node alone does."""
+"""Limits of each algorithm: parameters at which it equals FedAvg, and training of an isolated node."""
 
 import copy
 import math
@@ -20,18 +20,18 @@ from feda2l.simulate.search import search
 from first_models import NORMED, initial_model
 
 ROUNDS = 3
-# these are FedAvg to the last bit
+# these equal FedAvg bit by bit
 EQUAL: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.0},
     "dfedsam": {"radius": 0.0},
     "fedntd": {"beta": 0.0},
     "fedlws": {"beta": 0.0, "low": 0.0, "high": 0.0},
-    "push_sum": {},  # masses stay 1 where W is doubly stochastic
-    "dfedavgm": {},  # differs in the defaults of other sections alone, and these are given below
+    "push_sum": {},  # masses stay 1 if W is doubly stochastic
+    "dfedavgm": {},  # only the defaults of other sections differ, and they are set below
 }
-# and this to rounding: T + (W r - r) with r = T is not W T to the last bit
+# and this up to rounding: T + (W r - r) with r = T differs from W T in the last bits
 CLOSE: dict[str, dict[str, Any]] = {"choco": {"compressor": "none", "gamma": 1.0}}
-LIMITS = [pytest.param(name, own, id=name) for name, own in (EQUAL | CLOSE).items()]
+LIMITS = [pytest.param(name, parameters, id=name) for name, parameters in (EQUAL | CLOSE).items()]
 
 
 def spec(algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -47,14 +47,14 @@ def spec(algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def outcome(simulator: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """All that a run carries to the next round but the algorithm's own state, and its records."""
+    """The state that a run carries to the next round, except the algorithm state, and its records."""
     records = [completed[0].record for completed in simulator.rounds()]
     population = simulator.engine.population
     return {"model": population.base, **population.optimizer_state, **population.buffers}, records
 
 
-def agree(name: str, found: Any, expected: Any) -> None:
-    (states, records), (plain_states, plain_records) = found, expected
+def assert_agree(name: str, actual: Any, expected: Any) -> None:
+    (states, records), (plain_states, plain_records) = actual, expected
     for key, values in plain_states.items():
         if name in EQUAL:
             assert torch.equal(states[key], values), key
@@ -67,25 +67,25 @@ def agree(name: str, found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["auto", "rows"])
-@pytest.mark.parametrize(("name", "own"), LIMITS)
-def test_without_its_own_part_it_is_fedavg(start, name, own, engine) -> None:
+@pytest.mark.parametrize(("name", "parameters"), LIMITS)
+def test_the_limit_is_fedavg(start, name, parameters, engine) -> None:
     runtime = {"runtime": {"engine": engine}}
-    plain, simulator = start(spec({}, **runtime)), start(spec({"name": name, **own}, **runtime))
+    plain, simulator = start(spec({}, **runtime)), start(spec({"name": name, **parameters}, **runtime))
     assert type(simulator.engine) is (Stacked if engine == "auto" else RowEngine)
-    agree(name, outcome(simulator), outcome(plain))
+    assert_agree(name, outcome(simulator), outcome(plain))
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "recalibrate"])
-@pytest.mark.parametrize(("name", "own"), LIMITS)
-def test_without_its_own_part_it_is_fedavg_for_a_net_with_statistics_too(start, module, name, own, buffers) -> None:
+@pytest.mark.parametrize(("name", "parameters"), LIMITS)
+def test_the_limit_is_fedavg_for_a_model_with_batchnorm(start, module, name, parameters, buffers) -> None:
     model = {"rounds": 2, "model": {"name": f"{module(NORMED)}:Normed"}}
     plain = start(spec({"buffers": buffers}, **model))
-    simulator = start(spec({"name": name, "buffers": buffers, **own}, **model))
-    agree(name, outcome(simulator), outcome(plain))
+    simulator = start(spec({"name": name, "buffers": buffers, **parameters}, **model))
+    assert_agree(name, outcome(simulator), outcome(plain))
 
 
 @pytest.mark.parametrize(
-    ("name", "own"),
+    ("name", "parameters"),
     [
         ("fedprox", {"mu": 0.1}),
         ("dfedsam", {"radius": 0.05}),
@@ -95,13 +95,13 @@ def test_without_its_own_part_it_is_fedavg_for_a_net_with_statistics_too(start, 
         ("dfedsam", {"radius": 0.0, "gossip_steps": 2}),
     ],
 )
-def test_and_with_it_it_is_not(start, name, own) -> None:
-    (found, _), (plain, _) = outcome(start(spec({"name": name, **own}))), outcome(start(spec({})))
-    assert float((found["model"] - plain["model"]).abs().max()) > 1e-4
+def test_other_parameters_differ_from_fedavg(start, name, parameters) -> None:
+    (actual, _), (plain, _) = outcome(start(spec({"name": name, **parameters}))), outcome(start(spec({})))
+    assert float((actual["model"] - plain["model"]).abs().max()) > 1e-4
 
 
-def test_runs_whose_steps_differ_in_number_share_a_pack(start) -> None:
-    """One step a round beside whole epochs, in one kernel: each as if alone."""
+def test_runs_with_different_numbers_of_steps_share_a_pack(start) -> None:
+    """Runs of one step per round and of full epochs share a kernel, and each equals the run alone."""
     specs = [spec({}), spec({"name": "dpsgd"}), spec({"name": "dpsgd", "steps": 40})]
     alone = [outcome(start(one))[0]["model"].clone() for one in specs]
     packed = start(*specs)
@@ -112,27 +112,27 @@ def test_runs_whose_steps_differ_in_number_share_a_pack(start) -> None:
 
 
 def test_fedntd_of_two_classes_has_nothing_to_distil(start, digits) -> None:
-    """One class is left without the answer: its share is 1 for student and teacher alike."""
+    """Without the true class one class is left, and its probability is 1 for student and teacher."""
     images = digits.dataset
     even = vars(images) | {"train_y": images.train_y % 2, "test_y": images.test_y % 2}
     loaded = Loaded.of(Images(**(even | {"classes": 2, "class_names": ("even", "odd")})))
-    found, plain = (outcome(start(spec({"name": name}), loaded=loaded))[0] for name in ("fedntd", "fedavg"))
-    torch.testing.assert_close(found["model"], plain["model"], rtol=1e-5, atol=1e-6)
+    actual, plain = (outcome(start(spec({"name": name}), loaded=loaded))[0] for name in ("fedntd", "fedavg"))
+    torch.testing.assert_close(actual["model"], plain["model"], rtol=1e-5, atol=1e-6)
 
 
-# --- FedAWA among equals ------------------------------------------------------------------------------------------
+# --- FedAWA with equal neighbours ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("use", ["before", "after"])
 @pytest.mark.parametrize("regulariser", ["weighted", "mean"])
 def test_fedawa_learns_nothing_from_equal_neighbours(regulariser, use) -> None:
-    """The loss has no slope there, so the weights stay the shares: FedAvg's, with `log_shares`."""
+    """The gradient of the loss is 0 there, so with `log_shares` the weights stay those of FedAvg."""
     algorithm = FedAWA(init="log_shares", regulariser=regulariser, use=use, optimizer_state="kept")
     small_state = {name: values[0] for name, values in algorithm.small_state(torch.ones(1), nodes=3, layers=1).items()}
     samples = torch.tensor([10.0, 30.0, 20.0], dtype=torch.float64)
     models = torch.tensor([1.0, 2.0], dtype=torch.float64).expand(3, 2)
     for base in ([1.0, 2.0], [0.5, 1.0], [3.0, -1.0]):
-        near = Neighbourhood(
+        neighbourhood = Neighbourhood(
             0,
             (0, 1, 2),
             samples / 60,
@@ -142,12 +142,14 @@ def test_fedawa_learns_nothing_from_equal_neighbours(regulariser, use) -> None:
             lambda name: models,
             lambda a, b: b - a,
         )
-        torch.testing.assert_close(algorithm.weigh(near), samples / 60, rtol=0, atol=1e-6)
+        torch.testing.assert_close(algorithm.weigh(neighbourhood), samples / 60, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("own", [{}, {"init": "log_shares", "use": "after", "regulariser": "mean"}], ids=["", "after"])
-def test_fedawa_of_nodes_with_the_same_samples_is_fedavg(start, digits, own) -> None:
-    """Three nodes hold the same twenty samples and take them in one step: their models stay equal."""
+@pytest.mark.parametrize(
+    "parameters", [{}, {"init": "log_shares", "use": "after", "regulariser": "mean"}], ids=["", "after"]
+)
+def test_fedawa_of_nodes_with_the_same_samples_is_fedavg(start, digits, parameters) -> None:
+    """Three nodes train on the same twenty samples in one step, so their models stay equal."""
     images, chosen = digits.dataset, torch.arange(20).repeat(3)
     copies = {"train_x": images.train_x[chosen], "train_y": images.train_y[chosen]}
     loaded = Loaded.of(Images(**(vars(images) | copies | {"groups": torch.arange(3).repeat_interleave(20)})))
@@ -156,16 +158,16 @@ def test_fedawa_of_nodes_with_the_same_samples_is_fedavg(start, digits, own) -> 
         "topology": {"name": "full"},
         "training": {"batch_size": 20},
     }
-    found, plain = (
+    actual, plain = (
         outcome(start(spec({"name": name, **extra}, **more), loaded=loaded))[0]
-        for name, extra in (("fedawa", own), ("fedavg", {}))
+        for name, extra in (("fedawa", parameters), ("fedavg", {}))
     )
-    torch.testing.assert_close(found["model"], plain["model"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual["model"], plain["model"], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("use", ["before", "after"])
-def test_fedawas_first_weights_are_the_shares_in_logarithms_and_nearly_uniform_as_they_are(start, use) -> None:
-    """`log_shares` makes the first round FedAvg's (before its step); the authors' start does not."""
+def test_fedawa_starts_from_sample_shares_only_with_log_shares(start, use) -> None:
+    """With `log_shares` the first round equals FedAvg up to a small step; with the authors' start it does not."""
     more = {"rounds": 1, "topology": {"name": "ring", "weights": "samples"}}
     plain, logs, shares = (
         outcome(start(spec(algorithm, **more)))[0]["model"].double()
@@ -179,11 +181,11 @@ def test_fedawas_first_weights_are_the_shares_in_logarithms_and_nearly_uniform_a
     assert float((shares - plain).abs().max()) > 1e-3
 
 
-# --- one node alone -----------------------------------------------------------------------------------------------
+# --- an isolated node ---------------------------------------------------------------------------------------------
 
-# by their definitions: nothing is left of these when there is nobody to hear
+# by definition these reduce to plain training without neighbours
 PLAIN = ("fedavg", "fedawa", "dpsgd", "dfedavgm", "gradient_tracking", "choco", "push_sum", "dfedhpo")
-# the others change the steps (a pull, an ascent, a teacher, a momentum of their own) or the step from B to A
+# these change the local steps (a proximal term, an ascent, a teacher, a momentum) or the step from B to A
 OTHER = ("fedprox", "fedyogi", "fedntd", "dfedsam", "fedlws", "qg_dsgdm")
 
 
@@ -192,11 +194,11 @@ def test_every_algorithm_is_in_one_of_the_two_lists() -> None:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_node_alone_trains_plainly_where_the_definition_says_so(start, name) -> None:
-    own = {"trials": 2, "eval_epochs": 1} if name == "dfedhpo" else {"steps": 7} if name == "dpsgd" else {}
+def test_an_isolated_node_trains_plainly_if_the_definition_says_so(start, name) -> None:
+    parameters = {"trials": 2, "eval_epochs": 1} if name == "dfedhpo" else {"steps": 7} if name == "dpsgd" else {}
     momentum = 0.0 if name == "qg_dsgdm" else 0.9
     settings = spec(
-        {"name": name, **own},
+        {"name": name, **parameters},
         data={"nodes": 1, "train_fraction": 0.1},
         topology={"name": "full"},
         training={"momentum": momentum},
@@ -207,7 +209,7 @@ def test_a_node_alone_trains_plainly_where_the_definition_says_so(start, name) -
     if name == "dfedhpo":
         (rate,) = search(simulator.engine, simulator.runs[0])["rates"]
         assert not math.isclose(rate, 0.05)
-    (found, _) = outcome(simulator)
+    (actual, _) = outcome(simulator)
     model = copy.deepcopy(initial_model(settings)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
     samples = member.training.samples
@@ -221,24 +223,24 @@ def test_a_node_alone_trains_plainly_where_the_definition_says_so(start, name) -
             optimizer.zero_grad()
             F.cross_entropy(model(normalise(x[batch])), y[batch]).backward()
             optimizer.step()
-    views = simulator.engine.population.layout.views(found["model"][0])
+    views = simulator.engine.population.layout.views(actual["model"][0])
     gap = max(float((view - p.detach()).abs().max()) for view, p in zip(views, model.parameters(), strict=True))
     assert gap < 1e-5 if name in PLAIN else gap > 1e-4
 
 
-def test_choco_alone_is_exact_whatever_is_compressed(start) -> None:
-    """A = T + gamma (r - r)."""
+def test_isolated_choco_is_exact_for_every_compressor(start) -> None:
+    """Without neighbours A = T + gamma (r - r) = T."""
     alone = {"data": {"nodes": 1}, "topology": {"name": "full"}}
     plain, _ = outcome(start(spec({}, **alone)))
     for compressor in ("top_k", "random_k", "quantise"):
-        found, _ = outcome(start(spec({"name": "choco", "compressor": compressor}, **alone)))
-        assert torch.equal(found["model"], plain["model"])
+        actual, _ = outcome(start(spec({"name": "choco", "compressor": compressor}, **alone)))
+        assert torch.equal(actual["model"], plain["model"])
 
 
-def test_isolated_nodes_are_nodes_alone(start) -> None:
-    """Push-sum, gradient tracking and FedAWA with nobody to hear are FedAvg with nobody to hear."""
-    nobody = {"topology": {"name": "isolated"}, "rounds": 2}
-    expected = outcome(start(spec({}, **nobody)))[0]["model"]
+def test_isolated_nodes_train_as_with_fedavg(start) -> None:
+    """Without neighbours push-sum, gradient tracking, FedAWA and CHOCO equal FedAvg."""
+    isolated = {"topology": {"name": "isolated"}, "rounds": 2}
+    expected = outcome(start(spec({}, **isolated)))[0]["model"]
     for name in ("push_sum", "gradient_tracking", "fedawa", "choco"):
-        found = outcome(start(spec({"name": name}, **nobody)))[0]["model"]
-        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+        actual = outcome(start(spec({"name": name}, **isolated)))[0]["model"]
+        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)

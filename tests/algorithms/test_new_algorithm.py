@@ -1,4 +1,4 @@
-"""A user's own algorithm or rate rule by import path, and the worked example of docs/add-an-algorithm.md."""
+"""A user's algorithm or rate rule by import path, and the worked example of docs/add-an-algorithm.md."""
 
 import inspect
 import re
@@ -66,7 +66,7 @@ def test_slowmo_by_hand() -> None:
     from new_algorithm import SlowMo
 
     slow = torch.zeros(1, 2)
-    own = SimpleNamespace(
+    states = SimpleNamespace(
         base=torch.tensor([[1.0, 2.0]]),
         state={"slow": slow},
         rates=torch.tensor([[0.5, 0.0]]),
@@ -75,10 +75,10 @@ def test_slowmo_by_hand() -> None:
     algorithm = SlowMo(beta=0.5, alpha=2.0)
 
     def accept(average: list[float]) -> list[list[float]]:
-        values: list[list[float]] = algorithm.accept(own, {}, {"model": torch.tensor([average])}).tolist()
+        values: list[list[float]] = algorithm.accept(states, {}, {"model": torch.tensor([average])}).tolist()
         return values
 
-    # u = (1 - 0.75) / 0.5 = 0.5 and A = 1 - 2 x 0.5 x 0.5; at rate 0 only the average counts, twice as far
+    # u = (1 - 0.75) / 0.5 = 0.5 and A = 1 - 2 x 0.5 x 0.5; at rate 0 the step is twice the step to the average
     assert accept([0.75, 2.25]) == [[0.5, 2.5]]
     assert slow.tolist() == [[0.5, 0.0]]
     # u = 0.5 x 0.5 + (1 - 1.25) / 0.5 = -0.25 and A = 1 + 2 x 0.5 x 0.25
@@ -86,7 +86,7 @@ def test_slowmo_by_hand() -> None:
     assert slow.tolist() == [[-0.25, 0.0]]
 
 
-def test_the_example_runs_as_it_is(tmp_path: Path) -> None:
+def test_the_example_runs_unchanged(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"fedavg: best accuracy 0\.\d{3}\nslowmo: best accuracy 0\.\d{3}\n", done.stdout)
@@ -96,30 +96,30 @@ def test_the_median_by_hand() -> None:
     from coordinate_median import CoordinateMedian
 
     def median(*models: list[float]) -> list[float]:
-        near = SimpleNamespace(receive={"model": torch.tensor(models)}.__getitem__)
-        values: list[float] = CoordinateMedian().combine(near).tolist()
+        neighbourhood = SimpleNamespace(receive={"model": torch.tensor(models)}.__getitem__)
+        values: list[float] = CoordinateMedian().combine(neighbourhood).tolist()
         return values
 
     assert median([1.0, 5.0], [2.0, -9.0], [1000.0, 4.0]) == [2.0, 4.0]
     assert median([1.0, 5.0], [2.0, 7.0], [4.0, 9.0], [1000.0, 9.0]) == [3.0, 8.0]
 
 
-def test_the_median_in_a_run_is_that_of_each_neighbourhood(start: Any) -> None:
-    """On a ring, every node's model is the median of its own trained model and its two neighbours'."""
+def test_a_run_takes_the_median_of_each_neighbourhood(start: Any) -> None:
+    """On a ring, every model is the median of the trained models of the node and its two neighbours."""
     loop = start(spec(algorithm={"name": "coordinate_median:CoordinateMedian"}, model={"init": "per_node"}))
     next(loop.rounds())
     state = loop.runs[0].state
-    wanted = [state.trained[[(node - 1) % 5, node, (node + 1) % 5]].median(dim=0).values for node in range(5)]
-    assert torch.equal(state.base, torch.stack(wanted))
+    expected = [state.trained[[(node - 1) % 5, node, (node + 1) % 5]].median(dim=0).values for node in range(5)]
+    assert torch.equal(state.base, torch.stack(expected))
 
 
-def test_the_page_shows_the_example_and_its_limit_test_as_they_are() -> None:
+def test_the_page_shows_the_examples_and_the_limit_test_verbatim() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     limit = inspect.getsource(test_slowmo_without_momentum_is_fedavg)
     assert blocks == [EXAMPLE.read_text(), MEDIAN.read_text(), limit]
 
 
-def test_the_specs_of_the_page_are_sound() -> None:
+def test_the_specs_of_the_page_are_valid() -> None:
     blocks = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     assert [Spec.parse(tomllib.loads(block)).algorithm.name for block in blocks] == ["new_algorithm:SlowMo"]
 
@@ -142,7 +142,7 @@ def test_the_page_names_every_hook_and_the_algorithms_that_use_it() -> None:
 
 
 class Stopped(Exception):
-    """The end of a process in the middle of a run."""
+    """Stand in for a process that ends in the middle of a run."""
 
 
 def stop(record: dict[str, Any]) -> None:
@@ -150,25 +150,25 @@ def stop(record: dict[str, Any]) -> None:
         raise Stopped
 
 
-def test_ones_own_algorithm_packs_resumes_and_trains_in_workers(tmp_path: Path) -> None:
-    settings = spec(name="own", algorithm=SLOWMO)
+def test_a_user_algorithm_packs_resumes_and_trains_in_workers(tmp_path: Path) -> None:
+    settings = spec(name="custom", algorithm=SLOWMO)
     whole = run(settings, tmp_path / "whole")
     assert whole != run(spec(name="plain"), tmp_path / "plain")
     feda2l.run([settings, spec(name="plain"), spec(name="other", seed=2)], out=tmp_path / "pack", progress=False)
-    assert content(tmp_path / "pack" / "own") == whole
+    assert content(tmp_path / "pack" / "custom") == whole
     assert run(settings | {"runtime": {"workers": 2}}, tmp_path / "workers") == whole
     with pytest.raises(Stopped):
         run(settings, tmp_path / "broken", on_round=stop)
     assert run(settings, tmp_path / "broken", resume=True) == whole
     again = feda2l.Run(tmp_path / "whole").spec.algorithm
     assert (again.name, again.algorithm.beta, again.algorithm.alpha) == ("new_algorithm:SlowMo", 0.5, 1.0)
-    # the run's own file is a spec like any other
+    # the spec that a run writes can be run again
     assert run(tomllib.loads((tmp_path / "whole" / "spec.toml").read_text()), tmp_path / "again") == whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Algorithm):
-    """Called like one that is shipped, and not the same."""
+    """An algorithm with the class name of a shipped one but a different definition."""
 
     mu: float = 0.01
 
@@ -176,10 +176,10 @@ class FedProx(Algorithm):
         return gradient.mul_(1 + self.mu)
 
 
-def test_a_name_that_is_taken_trains_as_its_own_in_a_pack(tmp_path: Path) -> None:
+def test_two_algorithms_of_one_class_name_stay_separate_in_a_pack(tmp_path: Path) -> None:
     specs = {
         name: spec(name=name, algorithm={"name": path, "mu": 0.5})
-        for name, path in (("own", f"{__name__}:FedProx"), ("shipped", "fedprox"))
+        for name, path in (("custom", f"{__name__}:FedProx"), ("shipped", "fedprox"))
     }
     alone = {name: run(settings, tmp_path / name) for name, settings in specs.items()}
     feda2l.run(list(specs.values()), out=tmp_path / "pack", progress=False)
@@ -188,7 +188,7 @@ def test_a_name_that_is_taken_trains_as_its_own_in_a_pack(tmp_path: Path) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Halving(Schedule):
-    """A rate rule of one's own: half the rate every `every` rounds."""
+    """A user's rate rule: halve the rate every `every` rounds."""
 
     every: int = 1
 
@@ -196,7 +196,7 @@ class Halving(Schedule):
         return 0.5 ** (index // self.every)
 
 
-def test_ones_own_rate_rule(tmp_path: Path) -> None:
+def test_a_user_rate_rule(tmp_path: Path) -> None:
     settings = spec(rates={"name": f"{__name__}:Halving", "base": 0.04})
     rates = feda2l.run(settings, out=tmp_path / "run", progress=False).layers
     assert [rates.filter(round=r)["rate"].unique().to_list() for r in (1, 2, 3)] == [[0.04], [0.02], [0.01]]
@@ -205,7 +205,7 @@ def test_ones_own_rate_rule(tmp_path: Path) -> None:
 
 
 class Undecorated(FedAvg):
-    """A parameter that nobody would see."""
+    """A subclass without @dataclass, whose parameter would be ignored."""
 
     strength: float = 1.0
 
@@ -225,7 +225,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize(("name", "words"), MISTAKES.values(), ids=list(MISTAKES))
-def test_a_path_that_is_no_algorithm_is_refused(name: str, words: str) -> None:
+def test_a_path_that_is_not_an_algorithm_is_rejected(name: str, words: str) -> None:
     with pytest.raises(FedA2LError) as caught:
         Spec.parse({"algorithm": {"name": name}}, "mine.toml")
     assert str(caught.value).startswith("mine.toml: ")
@@ -240,14 +240,14 @@ def test_a_path_that_is_no_algorithm_is_refused(name: str, words: str) -> None:
         ({"beta": 1.0}, "mine.toml: algorithm.beta = 1.0: must be at least 0 and below 1"),
     ],
 )
-def test_a_wrong_parameter_of_ones_own_algorithm_is_refused(parameters: dict[str, Any], words: str) -> None:
+def test_an_invalid_parameter_of_a_user_algorithm_is_rejected(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(FedA2LError) as caught:
         Spec.parse({"algorithm": SLOWMO | parameters}, "mine.toml")
     assert words in str(caught.value)
 
 
-def test_a_changed_class_does_not_go_on_in_an_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of the class as it is now is not what the checkpoint holds."""
+def test_a_changed_class_does_not_resume_an_old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class now declares state that the checkpoint does not hold."""
     import new_algorithm
 
     settings = spec(algorithm=SLOWMO)

@@ -1,4 +1,4 @@
-"""DFedHPO's search before round 1: what is drawn, tried, decided and agreed on, what it costs, and what it leaves."""
+"""DFedHPO's search before round 1: candidates, trials, decision, consensus, cost and effect on the run."""
 
 import json
 import math
@@ -23,7 +23,7 @@ SAME = ("search.json", "rounds.jsonl", "rounds.parquet", "layers.parquet", "chec
 
 
 def spec(*, rounds: int = 3, nodes: int = 4, **more: Any) -> dict[str, Any]:
-    """Two trials of an epoch, on a quarter of the digits; keys of a section are added to it."""
+    """Two trials of one epoch on a quarter of the digits. Keys in `more` are merged into their section."""
     base: dict[str, Any] = {
         "rounds": rounds,
         "data": {"nodes": nodes, "alpha": 0.5, "train_fraction": 0.25},
@@ -37,7 +37,7 @@ def spec(*, rounds: int = 3, nodes: int = 4, **more: Any) -> dict[str, Any]:
     }
 
 
-def found_by(simulator: Any) -> dict[str, Any]:
+def search_result(simulator: Any) -> dict[str, Any]:
     return search(simulator.engine, simulator.runs[0])
 
 
@@ -45,10 +45,10 @@ def flat(rows: list[list[float]]) -> list[float]:
     return [value for row in rows for value in row]
 
 
-# --- what is drawn and decided ------------------------------------------------------------------------------------
+# --- candidates and decision ---------------------------------------------------------------------------------------
 
 
-def test_candidates_are_log_uniform_in_the_range_and_by_node() -> None:
+def test_candidates_are_log_uniform_and_differ_by_node() -> None:
     algorithm = DFedHPO(trials=4000, rate_range=(1e-4, 1e-1))
     draws = algorithm.draw(seed=3, node=0)
     assert min(draws) >= 1e-4
@@ -59,30 +59,35 @@ def test_candidates_are_log_uniform_in_the_range_and_by_node() -> None:
     assert not set(algorithm.draw(seed=4, node=0)) & set(draws)
 
 
-OWN = [Trial(0.1, 3.0), Trial(0.01, 1.0)]
-HEARD = [Trial(0.05, 0.5), Trial(0.2, 4.0)]
+LOCAL = [Trial(0.1, 3.0), Trial(0.01, 1.0)]
+RECEIVED = [Trial(0.05, 0.5), Trial(0.2, 4.0)]
 
 
-def test_ca_takes_the_rate_with_the_least_loss_of_all_and_tries_none() -> None:
+def test_ca_takes_the_rate_with_the_lowest_loss_without_further_trials() -> None:
     algorithm = DFedHPO(aggregator="CA")
-    assert algorithm.shortlist(OWN, HEARD, 1, 0) == []
-    assert algorithm.decide(OWN, HEARD, []) == 0.05
-    assert algorithm.decide(OWN, [], []) == 0.01
+    assert algorithm.shortlist(LOCAL, RECEIVED, 1, 0) == []
+    assert algorithm.decide(LOCAL, RECEIVED, []) == 0.05
+    assert algorithm.decide(LOCAL, [], []) == 0.01
 
 
-def test_fa_tries_what_it_hears_and_takes_the_mean_of_its_best() -> None:
+def test_fa_tries_received_rates_and_takes_the_mean_of_the_best() -> None:
     algorithm = DFedHPO(aggregator="FA", top_k=2)
-    assert algorithm.shortlist(OWN, HEARD, 1, 0) == [0.05, 0.2]
-    assert algorithm.shortlist(OWN, [*HEARD, Trial(0.1, 9.0)], 1, 0) == [0.05, 0.2]  # 0.1 it has tried itself
-    # a neighbour's loss does not count, its own does: 0.2 is the best here
+    assert algorithm.shortlist(LOCAL, RECEIVED, 1, 0) == [0.05, 0.2]
+    assert algorithm.shortlist(LOCAL, [*RECEIVED, Trial(0.1, 9.0)], 1, 0) == [
+        0.05,
+        0.2,
+    ]  # the node has already tried 0.1
+    # only the node's own losses count, not its neighbours': 0.2 is the best here
     tried = [Trial(0.05, 7.0), Trial(0.2, 0.9)]
-    assert algorithm.decide(OWN, HEARD, tried) == pytest.approx((0.2 + 0.01) / 2)
-    assert DFedHPO(aggregator="FA", top_k=9).decide(OWN, HEARD, tried) == pytest.approx((0.1 + 0.01 + 0.05 + 0.2) / 4)
+    assert algorithm.decide(LOCAL, RECEIVED, tried) == pytest.approx((0.2 + 0.01) / 2)
+    assert DFedHPO(aggregator="FA", top_k=9).decide(LOCAL, RECEIVED, tried) == pytest.approx(
+        (0.1 + 0.01 + 0.05 + 0.2) / 4
+    )
 
 
-def test_ma_tries_what_a_forest_likes_and_takes_the_best_of_it() -> None:
+def test_ma_tries_the_forests_candidates_and_takes_the_best() -> None:
     algorithm = DFedHPO(aggregator="MA", top_k=4, rate_range=(1e-4, 1.0))
-    # least at 10^-2, by neighbours and by the node itself
+    # the minimum is at 10^-2, in the trials of the node and of its neighbours
     trials = [Trial(10**x, (x + 2) ** 2) for x in [-4 + k / 10 for k in range(41)]]
     shortlist = algorithm.shortlist(trials[::2], trials[1::2], 1, 0)
     assert len(shortlist) == 4
@@ -93,31 +98,31 @@ def test_ma_tries_what_a_forest_likes_and_takes_the_best_of_it() -> None:
     assert algorithm.decide(trials, [], [Trial(0.02, 0.3), Trial(0.03, 0.2), Trial(0.04, 0.4)]) == 0.03
 
 
-def test_ma_keeps_away_from_rates_that_diverge() -> None:
+def test_ma_avoids_rates_with_infinite_loss() -> None:
     algorithm = DFedHPO(aggregator="MA", top_k=3, rate_range=(1e-3, 1e3))
     trials = [Trial(10**x, math.inf if x > 0 else 1.0 - x / 10) for x in [-3 + k / 4 for k in range(25)]]
     assert all(rate < 2 for rate in algorithm.shortlist(trials, [], 1, 0))
-    nothing = [Trial(rate, math.inf) for rate, _ in trials]
-    assert len(algorithm.shortlist(nothing, [], 1, 0)) == 3
+    all_infinite = [Trial(rate, math.inf) for rate, _ in trials]
+    assert len(algorithm.shortlist(all_infinite, [], 1, 0)) == 3
 
 
-BROKEN = [Trial(1e3, math.inf), Trial(1e2, math.inf)]
+INFINITE = [Trial(1e3, math.inf), Trial(1e2, math.inf)]
 
 
 @pytest.mark.parametrize("aggregator", ["CA", "FA", "MA"])
-def test_a_rate_that_diverged_is_never_part_of_the_answer_while_another_is_there(aggregator) -> None:
+def test_a_rate_with_infinite_loss_is_chosen_only_without_alternative(aggregator) -> None:
     algorithm = DFedHPO(aggregator=aggregator, top_k=3)
-    assert algorithm.decide([*BROKEN, Trial(0.1, 2.0)], [], [*BROKEN, Trial(0.1, 2.0)]) == 0.1
-    # and where all did, the smallest is the best guess
-    assert algorithm.decide(BROKEN, [], BROKEN) == 1e2
+    assert algorithm.decide([*INFINITE, Trial(0.1, 2.0)], [], [*INFINITE, Trial(0.1, 2.0)]) == 0.1
+    # if every loss is infinite, the smallest rate is taken
+    assert algorithm.decide(INFINITE, [], INFINITE) == 1e2
 
 
-# --- what is tried, and on what -----------------------------------------------------------------------------------
+# --- trials --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["mlp", "Normed"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_search_leaves_everything_but_the_rates_as_it_was(start, module, model, optimizer) -> None:
+def test_the_search_changes_nothing_but_the_rates(start, module, model, optimizer) -> None:
     name = "mlp" if model == "mlp" else f"{module(NORMED)}:Normed"
     more = {"model": {"name": name}, "training": {"optimizer": optimizer}}
     other = spec(**more) | {"algorithm": {"name": "fedyogi"}}
@@ -133,82 +138,84 @@ def test_the_search_leaves_everything_but_the_rates_as_it_was(start, module, mod
     for matrix in matrices:
         matrix += torch.rand(matrix.shape, generator=generator)
     before = [values.clone() for values in (*matrices, *population.buffers.values())]
-    found = search(simulator.engine, simulator.runs[1])
+    result = search(simulator.engine, simulator.runs[1])
     after = [*matrices, *population.buffers.values()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert len({trial["loss"] for trials in found["trials"] for trial in trials}) > 4  # something was trained
+    assert len({trial["loss"] for trials in result["trials"] for trial in trials}) > 4  # the trials did train
     assert simulator.runs[0].state.rates.rates.unique().tolist() == [0.01]
 
 
-def without_a_test_set(images: Images) -> Images:
-    """The test set as black pictures with turned labels."""
+def with_changed_test_set(images: Images) -> Images:
+    """Replace the test set by black images with changed labels."""
     return Images(**(vars(images) | {"test_x": torch.zeros_like(images.test_x), "test_y": 9 - images.test_y}))
 
 
 @pytest.mark.parametrize("aggregator", ["CA", "FA", "MA"])
-def test_the_test_set_has_no_part_in_it_and_the_unused_samples_have(start, digits, aggregator) -> None:
+def test_the_search_uses_held_out_samples_and_not_the_test_set(start, digits, aggregator) -> None:
     settings = spec(nodes=3, algorithm={"aggregator": aggregator})
-    found = found_by(start(settings))
-    assert found_by(start(settings, loaded=Loaded.of(without_a_test_set(digits.dataset)))) == found
+    result = search_result(start(settings))
+    assert search_result(start(settings, loaded=Loaded.of(with_changed_test_set(digits.dataset)))) == result
     simulator = start(settings)
     images = digits.dataset
     labels = images.train_y.clone()
     for unused in simulator.runs[0].plan.member.local:
         labels[unused] = 9 - labels[unused]
-    turned = Loaded.of(Images(**(vars(images) | {"train_y": labels})))
-    # who holds what follows from the labels: keep it as it was
-    other = start(settings, loaded=turned)
+    changed = Loaded.of(Images(**(vars(images) | {"train_y": labels})))
+    # the assignment of samples depends on the labels, so it is restored
+    other = start(settings, loaded=changed)
     other.runs[0].plan.member.local[:] = simulator.runs[0].plan.member.local
     other.runs[0].plan.member.shards[:] = simulator.runs[0].plan.member.shards
-    losses = [trials[0]["loss"] for trials in found["trials"]]
-    assert all(trials[0]["loss"] > loss for trials, loss in zip(found_by(other)["trials"], losses, strict=True))
+    losses = [trials[0]["loss"] for trials in result["trials"]]
+    assert all(trials[0]["loss"] > loss for trials, loss in zip(search_result(other)["trials"], losses, strict=True))
 
 
 def test_every_trial_has_the_same_batches_and_the_same_start(start) -> None:
-    """A rate that is tried twice has the same loss."""
+    """Trying a rate twice gives the same loss."""
     simulator = start(spec(algorithm={"aggregator": "FA", "trials": 1}))
-    first, second = found_by(simulator), found_by(simulator)
+    first, second = search_result(simulator), search_result(simulator)
     assert first == second
-    own = {trials[0]["rate"]: trials[0]["loss"] for trials in first["trials"]}
-    assert len(own) == 4
+    first_trials = {trials[0]["rate"]: trials[0]["loss"] for trials in first["trials"]}
+    assert len(first_trials) == 4
     for trials in first["trials"]:
-        assert [trial["rate"] in own for trial in trials] == [True] * 3  # its own and two neighbours'
+        assert [trial["rate"] in first_trials for trial in trials] == [
+            True
+        ] * 3  # its own rate and those of two neighbours
 
 
 @pytest.mark.parametrize("aggregator", ["CA", "FA", "MA"])
-def test_trials_that_diverge_are_survived(start, aggregator) -> None:
-    """Half of the range overflows; the rates that come out train."""
+def test_trials_with_infinite_loss_do_not_end_the_search(start, aggregator) -> None:
+    """Half of the range overflows, and the resulting rates still train."""
     settings = spec(algorithm={"aggregator": aggregator, "trials": 4, "rate_range": [1e-3, 1e30]})
     simulator = start(settings)
-    found = found_by(simulator)
-    losses = [trial["loss"] for trials in found["trials"] for trial in trials]
+    result = search_result(simulator)
+    losses = [trial["loss"] for trials in result["trials"] for trial in trials]
     assert None in losses
     assert all(loss is None or math.isfinite(loss) for loss in losses)
-    json.dumps(found, allow_nan=False)
+    json.dumps(result, allow_nan=False)
     base = simulator.engine.population.base
     assert bool(base.isfinite().all())
     if aggregator == "CA":
-        best = min((t["loss"], t["rate"]) for trials in found["trials"] for t in trials if t["loss"] is not None)
+        best = min((t["loss"], t["rate"]) for trials in result["trials"] for t in trials if t["loss"] is not None)
         assert best[1] < 100
 
 
 @pytest.mark.parametrize("top", [1e3, 1e30])
-def test_a_run_whose_range_reaches_too_far_still_finishes(tmp_path, top) -> None:
+def test_a_run_with_too_wide_a_range_still_finishes(tmp_path, top) -> None:
     settings = spec(nodes=3, algorithm={"aggregator": "CA", "trials": 6, "rate_range": [1e-3, top]})
     run = feda2l.run(settings | {"topology": {"name": "full"}}, out=tmp_path / "out", progress=False)
     assert run.summary["status"] == "finished"
     assert max(run.summary["search"]["rates"]) < 10
 
 
-# --- agreement ----------------------------------------------------------------------------------------------------
+# --- consensus ----------------------------------------------------------------------------------------------------
 
 
-def test_a_consensus_brings_the_rates_of_a_ring_within_one_percent(start) -> None:
+def test_consensus_brings_the_rates_on_a_ring_within_one_percent(start) -> None:
     algorithm = {"aggregator": "CA", "trials": 1, "rate_range": [1e-5, 1e-1]}
-    apart = found_by(start(spec(nodes=8, algorithm=algorithm | {"consensus": False})))
+    apart = search_result(start(spec(nodes=8, algorithm=algorithm | {"consensus": False})))
     assert max(apart["rates"]) > 1.5 * min(apart["rates"])
     assert apart["consensus_exchanges"] == 0
-    agreed = found_by(start(spec(nodes=8, algorithm=algorithm)))
+    agreed = search_result(start(spec(nodes=8, algorithm=algorithm)))
     assert 1 < max(agreed["rates"]) / min(agreed["rates"]) <= 1.01
     assert min(apart["rates"]) < min(agreed["rates"])
     assert max(agreed["rates"]) < max(apart["rates"])
@@ -220,13 +227,13 @@ def test_with_uniform_weights_the_consensus_keeps_the_geometric_mean(start) -> N
     algorithm = {"aggregator": "CA", "trials": 1}
     more = {"topology": {"weights": "uniform"}}
     apart, agreed = (
-        found_by(start(spec(nodes=5, algorithm=algorithm | {"consensus": both}, **more))) for both in (False, True)
+        search_result(start(spec(nodes=5, algorithm=algorithm | {"consensus": both}, **more))) for both in (False, True)
     )
-    means = [math.fsum(map(math.log, found["rates"])) / 5 for found in (apart, agreed)]
+    means = [math.fsum(map(math.log, result["rates"])) / 5 for result in (apart, agreed)]
     assert means[0] == pytest.approx(means[1], rel=1e-12)
 
 
-# --- what follows -------------------------------------------------------------------------------------------------
+# --- after the search----------------------------------------------------------------------------------------------
 
 
 RULES = {
@@ -237,51 +244,51 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
-def test_what_is_found_is_the_base_of_the_rule_that_follows(start, rule) -> None:
-    """On a full graph all take the same rate; FedAvg that is told it does the same."""
+def test_the_result_is_the_base_rate_of_the_rate_rule(start, rule) -> None:
+    """On a full graph all nodes take the same rate, and FedAvg with this rate trains the same."""
     more = {"rounds": 5, "topology": {"name": "full"}}
     searching = start(spec(**more, rates={**rule, "base": 0.9}, algorithm={"aggregator": "CA"}))
-    rates = found_by(searching)["rates"]
+    rates = search_result(searching)["rates"]
     assert len(set(rates)) == 1
-    told = start(spec(**more, rates={**rule, "base": rates[0]}) | {"algorithm": {"name": "fedavg"}})
-    for ((_, one, _),), ((_, other, _),) in zip(searching.rounds(), told.rounds(), strict=True):
+    fedavg = start(spec(**more, rates={**rule, "base": rates[0]}) | {"algorithm": {"name": "fedavg"}})
+    for ((_, one, _),), ((_, other, _),) in zip(searching.rounds(), fedavg.rounds(), strict=True):
         assert torch.allclose(torch.tensor(one["layers"]["rate"]), torch.tensor(other["layers"]["rate"]), rtol=1e-4)
         if one["round"] == 1:
             assert all(math.isclose(rate, rates[0], rel_tol=1e-12) for rate in flat(one["layers"]["rate"]))
-    torch.testing.assert_close(searching.engine.population.base, told.engine.population.base, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(searching.engine.population.base, fedavg.engine.population.base, rtol=1e-4, atol=1e-5)
     if rule["name"] == "feda2l":
         assert len(set(flat(one["layers"]["rate"]))) > 1
 
 
-def test_without_a_consensus_every_node_has_its_own_base(start) -> None:
+def test_without_consensus_base_rates_differ_by_node(start) -> None:
     simulator = start(spec(algorithm={"aggregator": "CA", "trials": 1, "consensus": False}))
-    rates = found_by(simulator)["rates"]
+    rates = search_result(simulator)["rates"]
     assert len(set(rates)) > 1
     ((_, record, _),) = next(simulator.rounds())
-    for own, layers in zip(rates, record["layers"]["rate"], strict=True):
-        assert layers == pytest.approx([own] * len(layers), rel=1e-12)
+    for rate, layers in zip(rates, record["layers"]["rate"], strict=True):
+        assert layers == pytest.approx([rate] * len(layers), rel=1e-12)
 
 
 @pytest.mark.parametrize(("aggregator", "epochs"), [("CA", 2 * 3), ("FA", 3 * 2 * 3), ("MA", (2 + 2) * 3)])
-def test_the_cost_in_rounds_is_its_epochs_over_a_rounds(tmp_path, aggregator, epochs) -> None:
-    """Ring of four: with FA every node tries its own two rates and two of each of two neighbours."""
+def test_the_cost_in_rounds_is_search_epochs_over_epochs_per_round(tmp_path, aggregator, epochs) -> None:
+    """Ring of four: with FA every node tries its two rates and two rates of each of two neighbours."""
     algorithm = {"aggregator": aggregator, "trials": 2, "eval_epochs": 3, "top_k": 2, "rate_range": [0.01, 0.1]}
     more = {"training": {"epochs": 2}, "evaluation": {"target": 0.2, "smoothing": 1}}
     run = feda2l.run(spec(algorithm=algorithm, **more), out=tmp_path / "out", progress=False)
     summary = run.summary
     assert summary["search"]["rounds"] == epochs / 2
     assert summary["target"]["round_with_search"] == summary["target"]["round"] + epochs / 2
-    kept = json.loads((tmp_path / "out" / "search.json").read_text())
-    assert kept["epochs"] == [epochs] * 4
-    assert summary["search"]["rates"] == kept["rates"]
-    assert summary["rounds"] == 3  # the search is no round of the run
+    result = json.loads((tmp_path / "out" / "search.json").read_text())
+    assert result["epochs"] == [epochs] * 4
+    assert summary["search"]["rates"] == result["rates"]
+    assert summary["rounds"] == 3  # the search does not count as a round
 
 
-# --- stopped, resumed, packed -------------------------------------------------------------------------------------
+# --- interrupted, resumed, packed ----------------------------------------------------------------------------------
 
 
 class Crash(Exception):
-    """The end of a process as its files see it."""
+    """Stand in for a process that ends abruptly."""
 
 
 def crash_in(round: int) -> Callable[[dict[str, Any]], None]:
@@ -302,12 +309,12 @@ def test_a_run_that_stops_and_is_resumed_ends_in_the_same_bytes(tmp_path, monkey
     whole = feda2l.run(settings, out=tmp_path / "whole", progress=False).path
     broken = tmp_path / "broken"
 
-    def stopped(engine: Any, simulation: Any) -> None:
+    def interrupted(engine: Any, simulation: Any) -> None:
         search(engine, simulation)
         raise Crash
 
     with monkeypatch.context() as within:
-        within.setattr(pack, "search", stopped)
+        within.setattr(pack, "search", interrupted)
         with pytest.raises(Crash):
             feda2l.run(settings, out=broken, progress=False)
     assert not (broken / "search.json").exists()
@@ -319,7 +326,7 @@ def test_a_run_that_stops_and_is_resumed_ends_in_the_same_bytes(tmp_path, monkey
     assert resumed.summary["search"] == feda2l.runs.run.Run(whole).summary["search"]
 
 
-def test_after_the_first_checkpoint_nothing_is_searched_again(tmp_path, monkeypatch) -> None:
+def test_after_the_first_checkpoint_the_search_is_not_repeated(tmp_path, monkeypatch) -> None:
     settings = spec(rounds=2, algorithm={"aggregator": "CA"})
     feda2l.run(settings, out=tmp_path / "out", progress=False)
 
@@ -332,7 +339,7 @@ def test_after_the_first_checkpoint_nothing_is_searched_again(tmp_path, monkeypa
     assert len(longer.summary["search"]["rates"]) == 4
 
 
-def test_packed_runs_find_what_they_find_alone(tmp_path) -> None:
+def test_packed_runs_give_the_same_search_result_as_alone(tmp_path) -> None:
     specs = [
         spec(name="first", algorithm={"aggregator": "FA"}),
         spec(name="plain") | {"algorithm": {"name": "fedavg"}},
@@ -347,23 +354,25 @@ def test_packed_runs_find_what_they_find_alone(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_find_the_same(tmp_path, workers) -> None:
+def test_workers_give_the_same_search_result(tmp_path, workers) -> None:
     settings = spec(rounds=1, nodes=3)
     alone = feda2l.run(settings, out=tmp_path / "alone", progress=False).path
-    helped = feda2l.run(settings | {"runtime": {"workers": workers}}, out=tmp_path / "helped", progress=False).path
-    assert differing(alone, helped) == []
+    with_workers = feda2l.run(
+        settings | {"runtime": {"workers": workers}}, out=tmp_path / "workers", progress=False
+    ).path
+    assert differing(alone, with_workers) == []
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate_range", [[0.1, 0.01], [0.1, 0.1], [0.0, 0.1], [-1.0, 0.1], [0.1, math.inf]])
-def test_a_range_that_holds_no_rate_is_refused(tmp_path, rate_range) -> None:
+def test_an_empty_range_is_rejected(tmp_path, rate_range) -> None:
     with pytest.raises(FedA2LError, match=r"algorithm\.rate_range = .*low.*high"):
         feda2l.run(spec(algorithm={"rate_range": rate_range}), out=tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
 
 
-def test_without_unused_samples_there_is_nothing_to_decide_by(tmp_path) -> None:
+def test_the_search_needs_held_out_samples(tmp_path) -> None:
     with pytest.raises(FedA2LError, match=r'algorithm.name = "dfedhpo" needs held-out samples .*train_fraction = 1\.0'):
         feda2l.run(spec(data={"train_fraction": 1.0}), out=tmp_path / "out", progress=False)

@@ -1,13 +1,13 @@
-"""Theory, checked rather than quoted: where the algorithms end on problems whose optimum is known.
+"""Where the algorithms converge on problems whose optimum is known.
 
-The problem is regularised multinomial logistic regression on real digits, dealt to six nodes by class in equal parts,
-so that the plain mean of the nodes' losses is the objective; its optimum comes from Newton's method in NumPy. What runs
-is the simulator itself, all of it (engine, hooks, mixing, rate rule), on a population in float64. Steps are powers of
-two, because the stacked engine rounds a rate to float32; the engine that takes nodes one by one is tried too.
+The problem is regularised multinomial logistic regression on real digits. Six nodes hold equal shards, assigned by
+class, so the objective is the plain mean of the nodes' losses. Newton's method in NumPy finds its optimum. The tests
+run the whole simulator (engine, hooks, mixing, rate rule) in float64. Steps are powers of two, because the stacked
+engine rounds a rate to float32. The engine that trains nodes one by one is tested too.
 
-Unless a test says otherwise a full batch is one step, so what is seen is the algorithm's own bias and not the noise of
-sampling; the L2 term is the optimiser's weight decay. What was measured stands in docs/equations.md, "Theory":
-`pytest -s tests/algorithms/test_theory.py` prints it (without -m "not long" the larger tables too).
+By default a full batch is one step, so the tests see the bias of the algorithm and no sampling noise. The L2 term is
+the optimizer's weight decay. docs/equations.md, "Theory", holds the measured values;
+`pytest -s tests/algorithms/test_theory.py` prints them, including the larger tables unless -m "not long" is given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ from feda2l.topology import build, build_mixing
 pytestmark = pytest.mark.usefixtures("one_thread_each")
 
 NODES, SHARD, CLASSES = 6, 60, 10
-L2 = 1.0  # the objective is so strongly convex: a step a forgets its start as exp(-a L2 rounds)
+L2 = 1.0  # strong convexity of the objective: with step a the initial error decays as exp(-a L2 rounds)
 FOREVER = 10**9
 DRAWN = 4  # the seed of a random graph
 Array = NDArray[np.float64]
@@ -62,19 +62,19 @@ Array = NDArray[np.float64]
 
 @cache
 def digits() -> tuple[Tensor, Tensor]:
-    """Real digits, centred, as many as there are places."""
+    """Real digits, centred: as many as the shards hold."""
     x, y = load_digits(return_X_y=True)
     x, y = x[: NODES * SHARD] / 16, y[: NODES * SHARD]
     return torch.from_numpy(x - x.mean(axis=0)), torch.from_numpy(y)
 
 
 def by_class() -> list[Tensor]:
-    """As unequal as can be: a node has two or three of the ten digits."""
+    """The most unequal assignment: a node has two or three of the ten digits."""
     return list(torch.argsort(digits()[1], stable=True).split(SHARD))
 
 
 def at_random() -> list[Tensor]:
-    """As equal as a draw makes them."""
+    """A random assignment."""
     order = torch.randperm(NODES * SHARD, generator=torch.Generator().manual_seed(1))
     return list(order.split(SHARD))
 
@@ -86,19 +86,19 @@ def copies() -> list[Tensor]:
 
 @cache
 def _by_node() -> tuple[Array, Array]:
-    """Features with a 1 beside them [nodes, shard, features + 1], and classes as unit vectors, dealt by class."""
+    """Features with an appended 1 [nodes, shard, features + 1] and one-hot classes, assigned by class."""
     x, y = (values.numpy() for values in digits())
     rows = torch.stack(by_class()).numpy()
     return np.concatenate([x, np.ones((len(x), 1))], axis=1)[rows], np.eye(CLASSES)[y[rows]]
 
 
 def gradients(at: Array) -> Array:
-    """Of each node's regularised loss at its own point: [nodes, classes, features + 1], in NumPy."""
+    """The gradient of each node's regularised loss at that node's point: [nodes, classes, features + 1]."""
     features, hot = _by_node()
-    return (_chances(at) - hot).transpose(0, 2, 1) @ features / SHARD + L2 * at
+    return (_probabilities(at) - hot).transpose(0, 2, 1) @ features / SHARD + L2 * at
 
 
-def _chances(at: Array) -> Array:
+def _probabilities(at: Array) -> Array:
     odds = np.exp(_by_node()[0] @ at.transpose(0, 2, 1))
     return odds / odds.sum(axis=2, keepdims=True)
 
@@ -109,19 +109,19 @@ def everywhere(point: Array) -> Array:
 
 @cache
 def optimum(weights: tuple[float, ...] = (1 / NODES,) * NODES) -> Array:
-    """What minimises sum_i weights_i f_i, [classes, features + 1]: Newton's method, to rounding."""
+    """The minimiser of sum_i weights_i f_i, [classes, features + 1], by Newton's method to rounding."""
     features = _by_node()[0].reshape(NODES * SHARD, -1)
     each = np.repeat(weights, SHARD) / SHARD
     point = np.zeros((CLASSES, features.shape[1]))
     for _ in range(20):
-        slope = np.tensordot(weights, gradients(everywhere(point)), axes=1)
-        if np.abs(slope).max() < 1e-15:
+        gradient = np.tensordot(weights, gradients(everywhere(point)), axes=1)
+        if np.abs(gradient).max() < 1e-15:
             return point
-        chance = _chances(everywhere(point)).reshape(len(features), CLASSES)
-        joint = (chance[:, :, None] * features[:, None, :]).reshape(len(features), -1)
-        blocks = [(features.T * (each * own)) @ features for own in chance.T]
+        probability = _probabilities(everywhere(point)).reshape(len(features), CLASSES)
+        joint = (probability[:, :, None] * features[:, None, :]).reshape(len(features), -1)
+        blocks = [(features.T * (each * column)) @ features for column in probability.T]
         hessian = block_diag(*blocks) - (joint.T * each) @ joint + L2 * np.eye(point.size)
-        point = point - np.linalg.solve(hessian, slope.ravel()).reshape(point.shape)
+        point = point - np.linalg.solve(hessian, gradient.ravel()).reshape(point.shape)
     raise AssertionError("Newton's method did not converge")
 
 
@@ -171,7 +171,7 @@ def simulate(
     l2: float = L2,
     engine: type[Engine] = Stacked,
 ) -> tuple[list[LiveRun], Iterator[Any]]:
-    """Runs that start from one model, as one pack; the iterator does a round of every run that is not over."""
+    """Start runs from one model as one pack. The iterator performs one round of every unfinished run."""
     model = logistic() if model is None else model
     samples = Labelled(*digits(), lambda x: x) if samples is None else samples
     test = Labelled(samples.x[:1], samples.y[:1], lambda x: x)
@@ -223,16 +223,16 @@ def finish(rounds: Iterator[Any], count: int | None = None) -> None:
 
 
 def points(simulation: LiveRun) -> Array:
-    """Where each node is: [nodes, classes, features + 1]."""
+    """The model of each node: [nodes, classes, features + 1]."""
     population = simulation.state.population
     weight, bias = population.layout.views(population.base[simulation.state.rows])
     return np.concatenate([weight.numpy(), bias.numpy()[:, :, None]], axis=2)
 
 
 def errors(simulation: LiveRun, to: Array) -> Array:
-    """Distances to a point, over its norm: of the mean model, and of the worst node."""
-    found = points(simulation)
-    return np.array([distance(found.mean(axis=0), to), max(distance(node, to) for node in found)])
+    """Relative distances to a point: of the mean model and of the worst node."""
+    actual = points(simulation)
+    return np.array([distance(actual.mean(axis=0), to), max(distance(node, to) for node in actual)])
 
 
 # --- constant steps -------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ CONSENSUS: dict[str, Run] = {
     "dpsgd": Run(DPSGD(), "", 0.0),
     "dfedavgm": Run(DFedAvgM(), "", 0.0, epochs=2, momentum=0.5),
     "choco": Run(Choco(compressor="top_k", ratio=0.25, gamma=0.5), "", 0.0),
-    # its momentum of 0.9 takes ten times as many rounds to rest; where it rests does not depend on it, see below
+    # momentum 0.9 needs ten times as many rounds; the fixed point does not depend on it, see below
     "qg_dsgdm": Run(QGDSGDm(beta=0.5, mu=0.5), "", 0.0),
 }
 
@@ -250,9 +250,9 @@ CONSENSUS: dict[str, Run] = {
 def test_the_error_of_a_constant_step_shrinks_with_the_step(name: str) -> None:
     """error(a) = C a (1 - K a + ...): halving the step halves the error, the more exactly the smaller it is.
 
-    C and K grow with the inverse of the spectral gap (ring and grid of six: about 1/3). From a = 1/16 on K a is below
-    1/4, so the ratio of the errors is at most .5 + .11, then .5 + .06. Runs start at the optimum, where an algorithm
-    without a bias would stay, and take 3 / (a L2) rounds: the same share, 95 %, of their way to where they rest.
+    C and K grow with the inverse of the spectral gap (ring and grid of six: about 1/3). From a = 1/16 on, K a is below
+    1/4, so the ratio of the errors is at most .5 + .11, then .5 + .06. Runs start at the optimum, where an unbiased
+    algorithm would stay. They take 3 / (a L2) rounds, that is 95 % of the way to their fixed point.
     """
     steps = (1 / 16, 1 / 32, 1 / 64)
     runs = [
@@ -263,22 +263,24 @@ def test_the_error_of_a_constant_step_shrinks_with_the_step(name: str) -> None:
     simulations, rounds = simulate(*runs, model=logistic(optimum()))
     finish(rounds)
     for start in range(0, len(runs), len(steps)):
-        found = np.array([errors(simulation, optimum()) for simulation in simulations[start : start + len(steps)]])
-        ratios = found[1:] / found[:-1]
-        print(f"{name:9} {runs[start].graph:5} mean {found[:, 0]} node {found[:, 1]} ratios {ratios.round(3).tolist()}")
+        actual = np.array([errors(simulation, optimum()) for simulation in simulations[start : start + len(steps)]])
+        ratios = actual[1:] / actual[:-1]
+        print(
+            f"{name:9} {runs[start].graph:5} mean {actual[:, 0]} node {actual[:, 1]} ratios {ratios.round(3).tolist()}"
+        )
         if runs[start].graph == "full" and name in ("dpsgd", "qg_dsgdm"):
-            assert found.max() < 1e-14  # one step and a full average are gradient descent: no bias at all
+            assert actual.max() < 1e-14  # one step and full averaging are gradient descent, which has no bias
             continue
-        assert found[0, 0] > 1e-3  # there is an error to shrink
+        assert actual[0, 0] > 1e-3  # the error is not zero
         assert (ratios[0] < 0.61).all()
         assert (ratios[1] < 0.56).all()
-        assert (np.abs(ratios[1] - 0.5) < np.abs(ratios[0] - 0.5)).all()  # and tends to one half
+        assert (np.abs(ratios[1] - 0.5) < np.abs(ratios[0] - 0.5)).all()  # and the ratio tends to one half
 
 
-def test_they_rest_where_plain_arithmetic_says() -> None:
-    """At rest quasi-global momentum is 0 and replicas are exact, so it is D-PSGD's point, x = W (x - a grad f).
+def test_fixed_points_equal_those_of_the_equations() -> None:
+    """At a fixed point quasi-global momentum is 0 and replicas are exact, so x = W (x - a grad f) as for D-PSGD.
 
-    For CHOCO with (1 - gamma) I + gamma W in the place of W.
+    For CHOCO, (1 - gamma) I + gamma W takes the place of W.
     """
     step = 1 / 8
     runs = {
@@ -289,21 +291,21 @@ def test_they_rest_where_plain_arithmetic_says() -> None:
     }
     simulations, rounds = simulate(*(Run(algorithm, "grid", step) for algorithm in runs))
     finish(rounds, 300)
-    rest = {}
+    fixed = {}
     for gamma in (1.0, 0.5):
         W = (1 - gamma) * np.eye(NODES) + gamma * simulations[0].plan.mixing.dense().numpy()
-        rest[gamma] = everywhere(optimum())
+        fixed[gamma] = everywhere(optimum())
         for _ in range(300):
-            rest[gamma] = np.tensordot(W, rest[gamma] - step * gradients(rest[gamma]), axes=1)
+            fixed[gamma] = np.tensordot(W, fixed[gamma] - step * gradients(fixed[gamma]), axes=1)
     for gamma, simulation in zip(runs.values(), simulations, strict=True):
-        assert np.abs(points(simulation) - rest[gamma]).max() < 1e-12
+        assert np.abs(points(simulation) - fixed[gamma]).max() < 1e-12
 
 
 TRACKED = (("ring", "metropolis"), ("grid", "metropolis"), ("exponential", "uniform"))
 
 
 def test_gradient_tracking_reaches_the_optimum_to_machine_precision() -> None:
-    """One full-batch step a round at a = 1/8, where D-PSGD stays an eighth and more of the optimum's norm away.
+    """One full-batch step per round at a = 1/8, where D-PSGD stays at least .1 of the optimum's norm away.
 
     The exponential graph is directed; its uniform weights are doubly stochastic.
     """
@@ -324,23 +326,23 @@ def test_gradient_tracking_reaches_the_optimum_to_machine_precision() -> None:
             assert node > 0.1
 
 
-def test_gradient_tracking_does_so_node_by_node_too() -> None:
-    """The engine that trains a node at a time: another step in code, the same optimum."""
-    (simulation,), rounds = simulate(Run(GradientTracking(), "ring", 0.2), engine=RowEngine)  # no power of two
+def test_gradient_tracking_reaches_the_optimum_on_the_other_engine() -> None:
+    """The engine that trains one node at a time reaches the same optimum."""
+    (simulation,), rounds = simulate(Run(GradientTracking(), "ring", 0.2), engine=RowEngine)  # not a power of two
     finish(rounds, 160)
     assert errors(simulation, optimum())[1] < 1e-12
 
 
 @pytest.mark.long
 def test_gradient_tracking_on_a_directed_ring() -> None:
-    """Its complex spectrum wants a smaller step: at 1/4 it diverges, at 1/16 it arrives, after more rounds."""
+    """The complex spectrum needs a smaller step: 1/4 diverges, 1/16 converges after more rounds."""
     (simulation,), rounds = simulate(Run(GradientTracking(), "directed_ring", 1 / 16, weights="uniform"))
     finish(rounds, 1500)
     assert errors(simulation, optimum())[1] < 1e-13
 
 
-def test_push_sum_finds_the_plain_mean_where_fedavg_finds_the_perron_weights() -> None:
-    """A directed graph with unequal degrees, at steps a, a/2, a/4, from halfway between the two optima."""
+def test_push_sum_minimises_the_plain_mean_and_fedavg_the_perron_weighted_mean() -> None:
+    """A directed graph with unequal degrees, steps a, a/2, a/4, starting halfway between the two optima."""
     values, vectors = np.linalg.eig(
         build_mixing(build("random_out", NODES, k=2, seed=DRAWN), "uniform", [SHARD] * NODES).dense().numpy().T
     )
@@ -357,22 +359,22 @@ def test_push_sum_finds_the_plain_mean_where_fedavg_finds_the_perron_weights() -
     finish(rounds)
     for number, name in enumerate(("push_sum", "fedavg")):
         part, aim, other = simulations[3 * number :][:3], aims[number], aims[1 - number]
-        found = np.array([errors(simulation, aim) for simulation in part])
-        ratios = found[1:] / found[:-1]
-        print(f"{name:9} mean {found[:, 0]} node {found[:, 1]} ratios {ratios.round(3).tolist()}, optima {apart:.3f}")
+        actual = np.array([errors(simulation, aim) for simulation in part])
+        ratios = actual[1:] / actual[:-1]
+        print(f"{name:9} mean {actual[:, 0]} node {actual[:, 1]} ratios {ratios.round(3).tolist()}, optima {apart:.3f}")
         assert (ratios[0] < 0.62).all()
         assert (ratios[1] < 0.57).all()
-        assert found[-1, 0] < 0.06 * apart
+        assert actual[-1, 0] < 0.06 * apart
         assert errors(part[-1], other)[0] > 0.9 * apart
 
 
 # --- FedA2L, Theorem 1 ----------------------------------------------------------------------------------------
 
-RULE = FedA2LRule(warmup_rounds=2, window=5, decay=0.0)  # gamma = 1, as the theorem has it
+RULE = FedA2LRule(warmup_rounds=2, window=5, decay=0.0)  # gamma = 1, as in the theorem
 
 
 def perceptron() -> nn.Module:
-    """Smooth (tanh) and not convex."""
+    """A smooth (tanh), non-convex model."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
 
@@ -391,10 +393,10 @@ def squared_gradient_at_mean(model: nn.Module, simulation: LiveRun, l2: float) -
 def convergence(
     shards: list[Tensor], rule: Rule, horizons: Sequence[int], seeds: Sequence[int]
 ) -> tuple[float, Array, Array]:
-    """Runs of R rounds with eta0 = 2 / sqrt(R) on a ring, 3 mini-batches a round.
+    """Runs of R rounds with eta0 = 2 / sqrt(R) on a ring, 3 mini-batches per round.
 
-    The log-log slope of the mean over rounds and seeds of ||grad f||^2, that mean for each R, and the same over the
-    last quarter of the rounds.
+    Returns the log-log slope over R of the mean of ||grad f||^2 over rounds and seeds, that mean for each R, and the
+    mean over the last quarter of the rounds.
     """
     l2, model = 0.01, perceptron()
     runs = [
@@ -414,21 +416,23 @@ def convergence(
     return float(slope), whole, np.array(late).reshape(len(horizons), -1).mean(axis=1)
 
 
-def test_feda2l_falls_as_the_theorem_says_with_iid_nodes() -> None:
-    """The mean of ||grad f(mean model)||^2 over R rounds: slope -1/2 in R; decay 0, eta0 = c / sqrt(R)."""
+def test_feda2l_converges_at_the_rate_of_the_theorem_with_iid_nodes() -> None:
+    """The mean of ||grad f(mean model)||^2 over R rounds has slope -1/2 in R, with decay 0 and eta0 = c / sqrt(R)."""
     slope, whole, _ = convergence(at_random(), RULE, (16, 32, 64, 128, 256), seeds=(0, 1))
     print(f"slope {slope:.3f}, mean of ||grad||^2 {whole}")
     assert slope <= -0.5 + 0.05
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("deal", [at_random, by_class], ids=["iid", "by_class"])
+@pytest.mark.parametrize("assign", [at_random, by_class], ids=["iid", "by_class"])
 @pytest.mark.parametrize("rule", [RULE, Constant()], ids=["feda2l", "constant"])
-def test_the_table_of_slopes(rule: Rule, deal: Any) -> None:
-    """Prints docs/equations.md's table. With unequal nodes nothing is claimed: the theorem does not hold there."""
-    slope, whole, late = convergence(deal(), rule, (16, 32, 64, 128, 256, 512, 1024), seeds=(0, 1, 2))
-    print(f"\n{type(rule).__name__} {deal.__name__}: slope {slope:.3f}\n  all rounds   {whole}\n  last quarter {late}")
-    if deal is at_random:
+def test_the_table_of_slopes(rule: Rule, assign: Any) -> None:
+    """Print the table of docs/equations.md. The theorem does not cover unequal nodes, so they are only measured."""
+    slope, whole, late = convergence(assign(), rule, (16, 32, 64, 128, 256, 512, 1024), seeds=(0, 1, 2))
+    print(
+        f"\n{type(rule).__name__} {assign.__name__}: slope {slope:.3f}\n  all rounds   {whole}\n  last quarter {late}"
+    )
+    if assign is at_random:
         assert slope <= -0.5 + 0.05
 
 
@@ -436,7 +440,7 @@ def test_the_table_of_slopes(rule: Rule, deal: Any) -> None:
 
 
 def two_parabolas(*factors: float, rate: float = 0.25, rounds: int = 150) -> float:
-    """f_1 = (x + 1)^2 / 2, f_2 = (x - 1)^2 / 2, full averaging, no noise: where x ends."""
+    """The final x for f_1 = (x + 1)^2 / 2 and f_2 = (x - 1)^2 / 2 with full averaging and no noise."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(1, 1, bias=False)).double()
     nn.init.zeros_(model[1].weight)
     one = torch.ones(2, 1, dtype=torch.float64)
@@ -458,12 +462,12 @@ def two_parabolas(*factors: float, rate: float = 0.25, rounds: int = 150) -> flo
 def test_the_counterexample() -> None:
     """x <- x - eta (.5 (x + 1) + 1.5 (x - 1)) / 2 = x - eta (x - .5): x -> .5 for every eta; grad f(x) = x there."""
     x, eta = 0.0, 0.25
-    for _ in range(150):  # by hand: each node's step, then the average
+    for _ in range(150):  # each node's step, then the average
         x = ((x - eta * 0.5 * (x + 1)) + (x - eta * 1.5 * (x - 1))) / 2
     assert x == pytest.approx(0.5, abs=1e-15)
     assert two_parabolas(0.5, 1.5) == pytest.approx(x, abs=1e-15)
     assert two_parabolas(0.5, 1.5) ** 2 == pytest.approx(0.25, abs=1e-15)
-    # a smaller step only takes longer: the floor of .25 is not a matter of eta
+    # a smaller step only takes longer: the floor of .25 does not depend on eta
     assert two_parabolas(0.5, 1.5, rate=1 / 8, rounds=300) == pytest.approx(0.5, abs=1e-15)
 
 
@@ -474,7 +478,7 @@ def test_equal_multipliers_leave_the_optimum_where_it_is(factor: float) -> None:
 
 @pytest.mark.parametrize("factors", [(0.5, 1.5), (1.5, 1.5)], ids=str)
 def test_fixed_multipliers_move_the_digits_optimum_to_the_weighted_one(factors: tuple[float, ...]) -> None:
-    """Full averaging, exact gradients: the point of rest solves sum_i m_i grad f_i = 0, whatever the step."""
+    """With full averaging and exact gradients the fixed point solves sum_i m_i grad f_i = 0 for every step size."""
     factors = factors * (NODES // 2)
     expected = optimum(tuple(factor / sum(factors) for factor in factors))
     simulations, rounds = simulate(
@@ -491,14 +495,14 @@ def test_fixed_multipliers_move_the_digits_optimum_to_the_weighted_one(factors: 
 def floors(
     shards: list[Tensor], rules: Sequence[Rule], rates: Sequence[float], rounds_: int, batch: int = SHARD
 ) -> tuple[Array, Array, Array]:
-    """One step a round, full averaging, over the last three quarters of the rounds, for each rule and eta0:
+    """Measure the error floor of each rule and eta0, with one step per round and full averaging.
 
-    the mean of ||grad f||^2 at the mean model; its value at the mean over time of these models; and each node's mean
-    multiplier.
+    Returns, over the last three quarters of the rounds: the mean of ||grad f||^2 at the mean model, ||grad f||^2 at the
+    mean of these models over time, and the mean multiplier of each node.
     """
     pairs = zip(rules, rates, strict=True)
     runs = [Run(DPSGD(), "full", rate, shards=shards, batch=batch, rule=rule) for rule, rate in pairs]
-    _, rounds = simulate(*runs)  # not from the optimum: there nothing ever varies, and m stays 1
+    _, rounds = simulate(*runs)  # not from the optimum, where signals are constant and m stays 1
     squares = np.zeros(len(runs))
     means, multipliers = np.zeros((len(runs), CLASSES, 65)), np.zeros((len(runs), NODES))
     for number, completed in enumerate(islice(rounds, rounds_)):
@@ -516,13 +520,13 @@ def floors(
 
 
 def weighted(multipliers: Array) -> Array:
-    """||grad f||^2 where sum_i m_i grad f_i = 0, by class, for each row of m."""
+    """||grad f||^2 at the solution of sum_i m_i grad f_i = 0, for each row of m."""
     shares = multipliers / multipliers.sum(axis=1, keepdims=True)
     return np.array([squared_gradient(optimum(tuple(row))) for row in shares.tolist()])
 
 
-def test_feda2l_reaches_the_optimum_where_nodes_are_equal() -> None:
-    """Equal nodes have equal multipliers, whatever these do: machine precision. Unequal ones are only measured."""
+def test_feda2l_reaches_the_optimum_if_nodes_are_equal() -> None:
+    """Equal nodes have equal multipliers, so the error is at machine precision. Unequal nodes are only measured."""
     rates = (1 / 4, 1 / 8)
     equal = Run(DPSGD(), "full", 1 / 8, shards=copies(), batch=NODES * SHARD, rule=RULE)
     (simulation,), rounds = simulate(equal)
@@ -531,15 +535,15 @@ def test_feda2l_reaches_the_optimum_where_nodes_are_equal() -> None:
     squares, _, multipliers = floors(by_class(), [RULE] * 2 + [Constant()] * 2, rates * 2, 250)
     print(f"by class, exact gradients, eta0 {rates}: ||grad||^2 {squares[:2]} (feda2l), {squares[2:]} (constant)")
     print(f"mean m of the nodes {multipliers[:2].round(3)}")
-    assert squares[2:].max() < 1e-9  # of 250 rounds most are at the optimum
+    assert squares[2:].max() < 1e-9  # most of the 250 rounds are at the optimum
 
 
 @pytest.mark.long
 def test_the_rule_itself_leaves_a_floor_where_zeta_is_nearly_one() -> None:
-    """tau = eta0 / 4: mixing moves few parameters by so much, and how zeta varies then differs from node to node.
+    """With tau = eta0 / 4 mixing moves few parameters by more than tau, and zeta varies differently on each node.
 
-    So does the mean of m over time, 1.16 to 1.32. At the mean over time of the models the gradient is that of
-    sum_i m_i grad f_i = 0 with these means, and no less for a smaller step.
+    The mean of m over time therefore differs between nodes, 1.16 to 1.32. At the mean of the models over time the
+    gradient is that of the solution of sum_i m_i grad f_i = 0 with these means. A smaller step does not reduce it.
     """
     rates = (1 / 8, 1 / 16, 1 / 32, 1 / 64)
     squares, still, multipliers = floors(by_class(), [replace(RULE, threshold=rate / 4) for rate in rates], rates, 2000)
@@ -552,15 +556,15 @@ def test_the_rule_itself_leaves_a_floor_where_zeta_is_nearly_one() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("batch", [SHARD, 20], ids=["exact", "batches of 20"])
-@pytest.mark.parametrize("deal", [at_random, by_class], ids=["iid", "by_class"])
+@pytest.mark.parametrize("assign", [at_random, by_class], ids=["iid", "by_class"])
 @pytest.mark.parametrize("rule", [RULE, Constant()], ids=["feda2l", "constant"])
-def test_the_table_of_floors(rule: Rule, deal: Any, batch: int) -> None:
-    """Prints docs/equations.md's table; nothing is claimed but that the numbers are finite."""
+def test_the_table_of_floors(rule: Rule, assign: Any, batch: int) -> None:
+    """Print the table of docs/equations.md and check only that the numbers are finite."""
     rates = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
-    squares, still, multipliers = floors(deal(), [rule] * len(rates), rates, 2000, batch)
-    print(f"\n{type(rule).__name__} {deal.__name__} batch {batch}, eta0 {rates}: mean of ||grad||^2 {squares}")
+    squares, still, multipliers = floors(assign(), [rule] * len(rates), rates, 2000, batch)
+    print(f"\n{type(rule).__name__} {assign.__name__} batch {batch}, eta0 {rates}: mean of ||grad||^2 {squares}")
     print(f"  at the mean over time of the models {still}")
     print(f"  mean m of the nodes from {multipliers.min(axis=1)} to {multipliers.max(axis=1)}")
-    if deal is by_class and rule is RULE:
+    if assign is by_class and rule is RULE:
         print(f"  and where sum m_i grad f_i = 0 with these {weighted(multipliers)}")
     assert np.isfinite(squares).all()
