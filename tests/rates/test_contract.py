@@ -1,4 +1,4 @@
-"""What every rule promises. A new rule is one row of `RULES` and, if it needs knobs, one of `KNOBS`."""
+"""The contract of every rate rule. A new rule needs a row in `RULES` and, if it needs settings, one in `SETTINGS`."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from feda2l.equations import Signals
 from feda2l.rates import RULES, Rates, Rule, Setting
 
 NODES, LAYERS, ROUNDS, STOP = 5, 11, 30, 17
-KNOBS = {
+SETTINGS = {
     "one_cycle": [{}, {"cycle_momentum": False}],
     "feda2l": [{"warmup_rounds": 4}, {"preset": "reference", "warmup_rounds": 4, "window": 10}],
     "decay_only": [{"warmup_rounds": 4}, {"preset": "reference", "warmup_rounds": 4}],
@@ -20,17 +20,17 @@ KNOBS = {
     "model_level": [{"warmup_rounds": 4}],
     "fed_lamb": [{}, {"trust": 0.02}],
 }
-CASES = [(name, knobs) for name in RULES for knobs in KNOBS.get(name, [{}])]
+CASES = [(name, settings) for name in RULES for settings in SETTINGS.get(name, [{}])]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: " ".join([case[0], *map(str, case[1].values())]))
 def rule(request, tmp_path) -> Rule:
-    name, knobs = request.param
+    name, settings = request.param
     if name == "decay_only_matched":
         line = json.dumps({"round": 1, "layers": {"multiplier": [[1.2, 0.8], [1.1, 1.3]]}})
         (tmp_path / "rounds.jsonl").write_text(f"{line}\n" * ROUNDS)
-        knobs = {"warmup_rounds": 4, "paired": str(tmp_path)}
-    return RULES[name](**knobs)
+        settings = {"warmup_rounds": 4, "paired": str(tmp_path)}
+    return RULES[name](**settings)
 
 
 def start(rule: Rule, nodes: tuple[int, ...] = tuple(range(NODES)), seed: int = 3) -> Rates:
@@ -57,11 +57,11 @@ def signals(round: int, rule: Rule, nodes: tuple[int, ...] = tuple(range(NODES))
 
 
 def advance(rates: Rates, rule: Rule, first: int = 1, last: int = ROUNDS) -> list[torch.Tensor]:
-    seen = []
+    history = []
     for round in range(first, last + 1):
         rates.step(round, signals(round, rule, rates.setting.nodes))
-        seen.append(torch.stack([rates.rates, rates.multiplier]))
-    return seen
+        history.append(torch.stack([rates.rates, rates.multiplier]))
+    return history
 
 
 def test_shape_type_and_range(rule):
@@ -84,9 +84,9 @@ def test_deterministic(rule):
     assert torch.equal(torch.stack(once), torch.stack(again))
 
 
-def test_stopped_and_restored_in_the_middle(rule):
-    through, stopped, restored = start(rule), start(rule), start(rule)
-    advance(through, rule)
+def test_a_resumed_rule_gives_the_same_rates(rule):
+    uninterrupted, stopped, restored = start(rule), start(rule), start(rule)
+    advance(uninterrupted, rule)
     advance(stopped, rule, last=STOP)
     file = io.BytesIO()
     torch.save(stopped.state_dict(), file)
@@ -95,9 +95,9 @@ def test_stopped_and_restored_in_the_middle(rule):
     assert torch.equal(restored.rates, stopped.rates)
     assert restored.momentum == stopped.momentum
     advance(restored, rule, first=STOP + 1)
-    assert torch.equal(restored.rates, through.rates)
-    assert torch.equal(restored.multiplier, through.multiplier)
-    assert restored.momentum == through.momentum
+    assert torch.equal(restored.rates, uninterrupted.rates)
+    assert torch.equal(restored.multiplier, uninterrupted.multiplier)
+    assert restored.momentum == uninterrupted.momentum
 
 
 def test_a_saved_state_does_not_change_afterwards(rule):
@@ -114,14 +114,14 @@ def test_a_saved_state_does_not_change_afterwards(rule):
 
 
 @pytest.mark.parametrize("nodes", [(3,), (4, 1)])
-def test_a_node_does_not_depend_on_who_is_beside_it(rule, nodes):
-    """A peer holds one row, a rank some, the simulator all: the bits are the same."""
+def test_a_node_does_not_depend_on_other_nodes(rule, nodes):
+    """A peer holds one row, a rank several, the simulator all. The results are equal bit by bit."""
     together = torch.stack(advance(start(rule), rule))
     apart = torch.stack(advance(start(rule, nodes), rule))
     assert torch.equal(apart, together[:, :, list(nodes)])
 
 
-def test_a_rule_says_what_it_is():
+def test_every_rule_has_a_summary_and_a_docstring():
     for name, rule in RULES.items():
         assert rule.summary, name
         assert rule.__doc__, name

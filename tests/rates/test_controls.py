@@ -1,4 +1,4 @@
-"""Each control differs from FedA2L in one thing, the one its definition names."""
+"""Each control differs from FedA2L only in what its definition names."""
 
 import json
 from pathlib import Path
@@ -44,8 +44,8 @@ def write_record(folder: Path, multipliers: list[torch.Tensor]) -> str:
 @pytest.mark.parametrize("preset", ["paper", "reference"])
 @pytest.mark.parametrize("layers", [6, 12])
 def test_decay_only_is_feda2l_with_multiplier_one(preset, layers):
-    knobs = {"preset": preset, "warmup_rounds": 3, "decay": 0.5}
-    rates = RULES["decay_only"](**knobs).start(setting(layers=layers))
+    settings = {"preset": preset, "warmup_rounds": 3, "decay": 0.5}
+    rates = RULES["decay_only"](**settings).start(setting(layers=layers))
     warm = 0.01 * (0.5 if preset == "reference" and layers > 10 else 1)
     for round in range(1, 31):
         first = 5 if preset == "paper" else 6  # the first round with an adapted rate
@@ -56,30 +56,30 @@ def test_decay_only_is_feda2l_with_multiplier_one(preset, layers):
     assert torch.equal(rates.multiplier, torch.ones(NODES, layers, dtype=torch.float64))
 
 
-def test_hidden_schedule_is_the_released_codes():
-    knobs = {"warmup_rounds": 3, "decay": 0.5}
-    hidden, _ = run(RULES["hidden_schedule"](**knobs).start(setting()))
-    by_hand, _ = run(RULES["decay_only"](preset="reference", **knobs).start(setting()))
+def test_hidden_schedule_equals_the_schedule_of_the_released_code():
+    settings = {"warmup_rounds": 3, "decay": 0.5}
+    hidden, _ = run(RULES["hidden_schedule"](**settings).start(setting()))
+    by_hand, _ = run(RULES["decay_only"](preset="reference", **settings).start(setting()))
     assert torch.equal(torch.stack(hidden), torch.stack(by_hand))
     with pytest.raises(FedA2LError, match="decay_only"):
         RULES["hidden_schedule"](preset="paper")
 
 
-def test_decay_only_matched_has_the_mean_of_its_partner(tmp_path):
+def test_decay_only_matched_has_the_mean_multiplier_of_the_paired_run(tmp_path):
     rule = RULES["feda2l"](warmup_rounds=3)
     _, multipliers = run(rule.start(setting()))
     paired = write_record(tmp_path, multipliers)
     values, matched = run(RULES["decay_only_matched"](warmup_rounds=3, paired=paired).start(setting()))
-    for round, (m, own, rate) in enumerate(zip(multipliers, matched, values, strict=True), start=1):
-        assert own.flatten().tolist() == pytest.approx([float(m.mean())] * m.numel(), rel=1e-15)
+    for round, (m, multiplier, rate) in enumerate(zip(multipliers, matched, values, strict=True), start=1):
+        assert multiplier.flatten().tolist() == pytest.approx([float(m.mean())] * m.numel(), rel=1e-15)
         decay = decay_factor(round - 1, 0.3) if round >= 5 else 1.0
         assert rate[0, 0].item() == pytest.approx(0.01 * float(m.mean()) * decay)
 
 
-def test_decay_only_matched_needs_a_long_enough_partner(tmp_path):
+def test_decay_only_matched_needs_a_long_enough_paired_run(tmp_path):
     paired = write_record(tmp_path, [torch.ones(NODES, LAYERS)] * 20)
     rates = RULES["decay_only_matched"](warmup_rounds=3, paired=paired).start(setting())
-    run(rates, 20)  # as many rounds as its partner: the end of the last one is no error
+    run(rates, 20)  # as many rounds as the paired run: no error at the end of the last one
     with pytest.raises(FedA2LError, match="20 rounds and no round 22: "):
         rates.step(21, noise(21))
 
@@ -87,7 +87,7 @@ def test_decay_only_matched_needs_a_long_enough_partner(tmp_path):
 @pytest.mark.parametrize(
     "content", [None, "not json\n", '{"round": 1}\n', "[1]\n", '{"layers": {"multiplier": null}}\n']
 )
-def test_decay_only_matched_says_what_is_wrong_with_its_partner(tmp_path, content):
+def test_decay_only_matched_reports_an_invalid_paired_run(tmp_path, content):
     if content is not None:
         (tmp_path / "rounds.jsonl").write_text(content)
     with pytest.raises(FedA2LError, match=r"rates\.paired"):
@@ -108,7 +108,7 @@ def test_random_multiplier_has_the_distribution_of_white_noise(window):
     assert m.quantile(0.95).item() == pytest.approx(1.87, abs=0.05)  # 1.83, 1.87, 1.89 in an independent simulation
 
 
-def test_random_multiplier_does_not_listen_and_depends_on_the_seed():
+def test_random_multiplier_ignores_signals_and_depends_on_the_seed():
     def trace(signals: float, seed: int) -> torch.Tensor:
         rates = RULES["random_multiplier"](warmup_rounds=2).start(setting(seed=seed))
         for round in range(1, 9):
@@ -120,18 +120,18 @@ def test_random_multiplier_does_not_listen_and_depends_on_the_seed():
     assert len(trace(0.1, seed=1).unique()) == NODES * LAYERS
 
 
-def test_shuffled_has_the_same_values_in_other_places():
-    _, own = run(RULES["feda2l"](warmup_rounds=3).start(setting()))
+def test_shuffled_permutes_the_values_between_layers():
+    _, original = run(RULES["feda2l"](warmup_rounds=3).start(setting()))
     _, shuffled = run(RULES["shuffled"](warmup_rounds=3).start(setting()))
-    assert any(not torch.equal(a, b) for a, b in zip(own, shuffled, strict=True))
-    for a, b in zip(own, shuffled, strict=True):
+    assert any(not torch.equal(a, b) for a, b in zip(original, shuffled, strict=True))
+    for a, b in zip(original, shuffled, strict=True):
         assert torch.equal(a.sort(dim=1).values, b.sort(dim=1).values)
-    adapted = zip(own[4:], shuffled[4:], strict=True)
+    adapted = zip(original[4:], shuffled[4:], strict=True)
     origins = [tuple(a[n].tolist().index(m) for m in b[n].tolist()) for a, b in adapted for n in range(NODES)]
     assert len(set(origins)) > 0.9 * len(origins)  # another permutation for every node and round
 
 
-def test_model_level_has_one_value_a_node():
+def test_model_level_has_one_value_per_node():
     rule = RULES["model_level"](warmup_rounds=3)
     assert rule.measure.pooled
     assert not RULES["feda2l"]().measure.pooled

@@ -1,4 +1,4 @@
-"""FedA2L as a rule: its timing, its presets and its defaults."""
+"""FedA2L as a rate rule: timing, presets and defaults."""
 
 import math
 from dataclasses import fields
@@ -18,8 +18,8 @@ def noise(round: int, nodes: int = 1, layers: int = 3) -> Signals:
     return Signals(*torch.rand(2, nodes, layers, dtype=torch.float64, generator=generator))
 
 
-def start(layers: int = 3, base: float | tuple[float, ...] = 0.01, **knobs) -> FedA2LRates:
-    return FedA2LRule(**knobs).start(Setting(base=base, layers=tuple(f"layer{i}" for i in range(layers))))
+def start(layers: int = 3, base: float | tuple[float, ...] = 0.01, **settings) -> FedA2LRates:
+    return FedA2LRule(**settings).start(Setting(base=base, layers=tuple(f"layer{i}" for i in range(layers))))
 
 
 def first_adapted_round(rates: FedA2LRates) -> int:
@@ -34,7 +34,7 @@ def first_adapted_round(rates: FedA2LRates) -> int:
 @pytest.mark.parametrize("warmup", [0, 1, 10])
 def test_first_adapted_round(warmup):
     assert first_adapted_round(start(warmup_rounds=warmup)) == warmup + 2
-    # with one stored value m = 1 and no decay: the first adaptation of `reference` shows one round later
+    # `reference` has m = 1 and no decay with one stored value, so rates change one round later
     assert first_adapted_round(start(preset="reference", warmup_rounds=warmup)) == warmup + 3 + (warmup == 0)
 
 
@@ -46,7 +46,7 @@ def test_the_base_rate_on_every_layer_during_warm_up():
         assert rates.multiplier.tolist() == [[1.0, 1.0, 1.0]]
 
 
-def test_the_window_is_the_last_rounds_and_no_more():
+def test_the_window_holds_only_the_last_rounds():
     rates, short = start(window=4, warmup_rounds=0), start(window=4, warmup_rounds=0)
     for round in range(1, 21):
         rates.step(round, noise(round))
@@ -57,7 +57,7 @@ def test_the_window_is_the_last_rounds_and_no_more():
 
 
 @pytest.mark.parametrize("window", [2, 5])
-def test_the_printed_window_divides_one_value_more_by_the_same_number(window):
+def test_the_printed_window_divides_the_sum_of_one_more_value_by_the_same_number(window):
     rates = start(layers=1, window=window, window_form="printed", warmup_rounds=0, decay=0.0, balance=1.0)
     for round in range(1, 12):
         rates.step(round, noise(round, layers=1))
@@ -66,8 +66,8 @@ def test_the_printed_window_divides_one_value_more_by_the_same_number(window):
     assert rates.multiplier.item() == pytest.approx(1 + math.tanh(z), rel=1e-12)
 
 
-def test_the_printed_window_of_constant_signals_ends_training():
-    """Why it is an ablation: -mean / (rho eps) where nothing changes, so the rate falls to 0 and stays a number."""
+def test_the_printed_window_of_constant_signals_sets_the_rate_to_zero():
+    """Constant signals give z = -mean / (rho eps), so the rate falls to 0 but stays finite. Hence only an ablation."""
     rates = start(layers=1, window=2, window_form="printed", warmup_rounds=0)
     half = torch.full((1, 1), 0.5, dtype=torch.float64)
     for round in range(1, 5):
@@ -76,7 +76,7 @@ def test_the_printed_window_of_constant_signals_ends_training():
 
 
 def test_adaptation_with_an_empty_history_is_neutral():
-    """Every round so far was skipped: there is nothing to compare with."""
+    """If every round so far was skipped, there is no history and m = 1."""
     for preset in ("paper", "reference"):
         rates = start(preset=preset, warmup_rounds=2, window=5, decay=0.0)
         rates.step(9, noise(9))
@@ -136,16 +136,16 @@ def test_reference_warm_up_of_a_deep_model():
 
 def test_reference_clips_its_rates():
     rates = start(preset="reference", base=0.02, warmup_rounds=0, window=5, decay=100.0)
-    seen = []
+    history = []
     for round in range(1, 400):
         rates.step(round, noise(round))
-        seen.append(rates.rates.clone())
-    assert torch.stack(seen[1:]).max() <= 0.02
-    assert torch.stack(seen).min() == 1e-4
+        history.append(rates.rates.clone())
+    assert torch.stack(history[1:]).max() <= 0.02
+    assert torch.stack(history).min() == 1e-4
 
 
 @pytest.mark.parametrize("balance", [0.0, 1.0])
-def test_balance_ends_listen_to_one_signal(balance):
+def test_balance_0_and_1_use_only_one_signal(balance):
     rates, other = start(balance=balance, warmup_rounds=0), start(balance=balance, warmup_rounds=0)
     for round in range(1, 10):
         sigma, zeta = noise(round)[:2]
@@ -185,11 +185,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("knob", "value"), [(knob, value) for knob, values in BAD.items() for value in values])
-def test_bad_values_are_named(knob, value):
-    with pytest.raises(FedA2LError, match=rf"rates\.{knob} = "):
-        FedA2LRule(**{knob: value})
+@pytest.mark.parametrize(
+    ("setting", "value"), [(setting, value) for setting, values in BAD.items() for value in values]
+)
+def test_invalid_values_are_reported(setting, value):
+    with pytest.raises(FedA2LError, match=rf"rates\.{setting} = "):
+        FedA2LRule(**{setting: value})
 
 
-def test_every_knob_has_a_bad_value_tested():
+def test_every_setting_is_covered_by_an_invalid_value():
     assert set(BAD) == {field.name for field in fields(FedA2LRule)}

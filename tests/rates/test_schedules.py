@@ -1,4 +1,4 @@
-"""Schedules against torch's own, value by value, and against the specification's table."""
+"""Schedules equal those of torch value by value, and the table of the specification."""
 
 import math
 
@@ -14,15 +14,15 @@ NO_SIGNALS = Signals(torch.zeros(1, 1), torch.zeros(1, 1))
 
 
 def start(
-    name: str, *, horizon: int = 500, momentum: float = 0.9, layers: int = 1, base: float = 0.01, **knobs
+    name: str, *, horizon: int = 500, momentum: float = 0.9, layers: int = 1, base: float = 0.01, **settings
 ) -> Rates:
     names = tuple(f"layer{i}" for i in range(layers))
     setting = Setting(base=base, layers=names, horizon=horizon, momentum=momentum)
-    return RULES[name](**knobs).start(setting)
+    return RULES[name](**settings).start(setting)
 
 
 def trace(rates: Rates, rounds: int) -> tuple[list[float], list[float | None]]:
-    """The rate and the momentum that 0-based rounds 0, 1, ... train with."""
+    """The rate and the momentum used in rounds 0, 1, ... (counted from 0)."""
     values, momenta = [], []
     for round in range(1, rounds + 1):
         values.append(float(rates.rates[0, 0]))
@@ -59,25 +59,27 @@ SAME_AS_TORCH = {
 
 @pytest.mark.parametrize("case", SAME_AS_TORCH)
 def test_same_as_torch(case):
-    knobs, make = SAME_AS_TORCH[case]
-    ours, momenta = trace(start(case.split()[0], **knobs), 500)
-    theirs, their_momenta = torch_trace(500, make)
-    assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-14)
+    settings, make = SAME_AS_TORCH[case]
+    rates, momenta = trace(start(case.split()[0], **settings), 500)
+    torch_rates, torch_momenta = torch_trace(500, make)
+    assert rates == pytest.approx(torch_rates, rel=1e-9, abs=1e-14)
     if case == "one_cycle":
-        assert momenta == pytest.approx(their_momenta, rel=1e-12)
+        assert momenta == pytest.approx(torch_momenta, rel=1e-12)
     else:
         assert set(momenta) == {None}
 
 
 @pytest.mark.parametrize("horizon", [2, 3, 7, 40])
 def test_one_cycle_over_other_horizons(horizon):
-    ours, momenta = trace(start("one_cycle", horizon=horizon), horizon)
-    theirs, their_momenta = torch_trace(horizon, lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.01, total_steps=horizon))
-    assert ours == pytest.approx(theirs, rel=1e-9)
-    assert momenta == pytest.approx(their_momenta)
+    rates, momenta = trace(start("one_cycle", horizon=horizon), horizon)
+    torch_rates, torch_momenta = torch_trace(
+        horizon, lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.01, total_steps=horizon)
+    )
+    assert rates == pytest.approx(torch_rates, rel=1e-9)
+    assert momenta == pytest.approx(torch_momenta)
 
 
-def test_one_cycle_leaves_an_optimizer_without_momentum_alone():
+def test_one_cycle_sets_no_momentum_for_an_optimizer_without_it():
     assert set(trace(start("one_cycle", momentum=0.0), 20)[1]) == {None}
     assert set(trace(start("one_cycle", cycle_momentum=False), 20)[1]) == {None}
     with pytest.raises(FedA2LError, match="cycle_momentum"):
@@ -92,7 +94,7 @@ def test_cosine_with_warm_up_rises_then_falls():
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "value"),
+    ("name", "settings", "value"),
     [
         ("hyperbolic", {}, 0.00693),
         ("hyperbolic", {"upper_bound": 1000}, 0.00693),
@@ -100,8 +102,8 @@ def test_cosine_with_warm_up_rises_then_falls():
         ("hyperbolic_reference", {}, 0.00707),
     ],
 )
-def test_hyperbolic_half_way(name, knobs, value):
-    assert trace(start(name, **knobs), 251)[0][250] == pytest.approx(value, abs=5.1e-6)
+def test_hyperbolic_half_way(name, settings, value):
+    assert trace(start(name, **settings), 251)[0][250] == pytest.approx(value, abs=5.1e-6)
 
 
 def test_hyperbolic_ends():
@@ -114,8 +116,8 @@ def test_hyperbolic_ends():
 
 def test_exp_hyperbolic_by_hand():
     """N = 100, U = 200, x = 50: h = sqrt(.25 * 1.25), h(0) = sqrt(.5 * 1.5)."""
-    fall = math.sqrt(0.3125) - math.sqrt(0.75)
-    assert trace(start("exp_hyperbolic", horizon=100), 51)[0][50] == pytest.approx(0.01 * 1e4**fall)
+    exponent = math.sqrt(0.3125) - math.sqrt(0.75)
+    assert trace(start("exp_hyperbolic", horizon=100), 51)[0][50] == pytest.approx(0.01 * 1e4**exponent)
 
 
 def test_hyperbolic_warm_up_starts_at_the_low_end():
@@ -131,7 +133,7 @@ def test_schedules_stay_at_their_end_value():
         assert len(set(values[11:])) == 1, name
 
 
-# effective rates at 0-based rounds of the released code's ResNet setting: 500 rounds, decay .1, every multiplier 1
+# effective rates of the released code's ResNet setting at 0-based rounds: 500 rounds, decay .1, all multipliers 1
 ROUNDS = [0, 41, 42, 60, 100, 149, 200, 300, 400, 499]
 TABLE = {
     "step": [0.1000, 0.1000, 0.1000, 0.1000, 0.0500, 0.0500, 0.0250, 0.0125, 0.0062, 0.0062],
@@ -176,19 +178,19 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "knob", "value"), BAD)
-def test_bad_values_are_named(name, knob, value):
-    with pytest.raises(FedA2LError, match=rf"rates\.{knob} = "):
-        RULES[name](**{knob: value})
+@pytest.mark.parametrize(("name", "setting", "value"), BAD)
+def test_invalid_values_are_reported(name, setting, value):
+    with pytest.raises(FedA2LError, match=rf"rates\.{setting} = "):
+        RULES[name](**{setting: value})
 
 
-def test_an_upper_bound_below_the_horizon_is_refused():
+def test_an_upper_bound_below_the_horizon_is_rejected():
     with pytest.raises(FedA2LError, match="upper_bound"):
         start("hyperbolic", horizon=100, upper_bound=99)
 
 
 @pytest.mark.parametrize("name", ["hyperbolic", "exp_hyperbolic", "hyperbolic_reference"])
-def test_a_low_end_above_the_base_rate_is_refused(name):
+def test_a_low_end_above_the_base_rate_is_rejected(name):
     with pytest.raises(FedA2LError, match=r"rates\.low = 0\.02: must be at most the base rate, 0\.01"):
         start(name, low=0.02)
     assert trace(start(name, low=0.01), 3)[0] == pytest.approx([0.01] * 3)
