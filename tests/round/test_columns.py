@@ -1,4 +1,4 @@
-"""sigma, zeta and the disagreement as reductions over columns, against the equations tensor by tensor."""
+"""sigma, zeta and the disagreement, reduced over columns, equal the equations tensor by tensor."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ ROWS = 10
 
 
 class Odd(nn.Module):
-    """Layers of awkward sizes; the tensors of layer `outer` do not lie side by side."""
+    """Layers of irregular sizes. The tensors of layer `outer` are not adjacent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("one_thread_each")
 
 
 def states(layout: Layout, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Random B, T and A with empty padding: moves of several sizes, some coordinates that stay, one layer at 0."""
+    """Random B, T and A with zero padding: movements of several sizes, unchanged coordinates, one layer at 0."""
     generator = torch.Generator().manual_seed(4)
     base, trained, aggregated = (torch.zeros(ROWS, layout.width, dtype=dtype) for _ in range(3))
     for number, (b, t, a) in enumerate(zip(*map(layout.views, (base, trained, aggregated)), strict=True)):
@@ -66,18 +66,18 @@ def states(layout: Layout, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 def measured(layout: Layout, layers: list[Layer], measure: SignalSettings, rows: Tensor) -> list[Tensor]:
     """The measured parameters of each layer, [rows, parameters], without padding, in float64."""
     slots = {slot.name: slot for slot in layout.slots}
-    found = []
+    tensors = []
     for layer in layers:
         names = [name for name in layer.tensors if measure.tensors == "all" or name.endswith("weight")]
         names = names if len(names) == 1 or measure.tensors == "all" else list(layer.tensors)
-        found.append(torch.cat([slots[name].view(rows).flatten(1) for name in names], dim=1).double())
-    return [torch.cat(found, dim=1)] * len(layers) if measure.pooled else found
+        tensors.append(torch.cat([slots[name].view(rows).flatten(1) for name in names], dim=1).double())
+    return [torch.cat(tensors, dim=1)] * len(layers) if measure.pooled else tensors
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 @pytest.mark.parametrize(("dtype", "rel"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("block", [1 << 20, 200])
-def test_signals_are_the_equations_layer_by_layer(measure, dtype, rel, block, monkeypatch):
+def test_signals_equal_the_equations_layer_by_layer(measure, dtype, rel, block, monkeypatch):
     monkeypatch.setattr(signals, "BLOCK", block)
     layout = Layout.of(Odd())
     base, trained, aggregated = states(layout, dtype)
@@ -88,15 +88,15 @@ def test_signals_are_the_equations_layer_by_layer(measure, dtype, rel, block, mo
     for layer in range(len(ODD_LAYERS)):
         expected = weight_divergence(b[layer], t[layer], measure.eps, eps_in_norm=measure.eps_in_norm)
         torch.testing.assert_close(sigma[:, layer], expected, rtol=rel, atol=0)
-        moved = (aggregated.dtype == torch.float32) * 1e-9  # the threshold meets the difference in the rows' own type
+        tolerance = (aggregated.dtype == torch.float32) * 1e-9  # float32 rows compare in float32
         expected = aggregation_stability(t[layer], a[layer], measure.threshold)
-        torch.testing.assert_close(zeta[:, layer], expected, rtol=1e-12, atol=moved)
-    assert 0 < float(zeta[:, 3].mean()) < 1  # the example has coordinates on both sides
+        torch.testing.assert_close(zeta[:, layer], expected, rtol=1e-12, atol=tolerance)
+    assert 0 < float(zeta[:, 3].mean()) < 1  # some coordinates lie on each side of the threshold
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 @pytest.mark.parametrize(("dtype", "rel"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-def test_movement_is_the_norm_of_what_training_changed(measure, dtype, rel):
+def test_movement_is_the_norm_of_the_change_by_training(measure, dtype, rel):
     layout = Layout.of(Odd())
     base, trained, _ = states(layout, dtype)
     columns = LayerReductions(layout, ODD_LAYERS, measure)
@@ -114,17 +114,17 @@ def test_disagreement_is_the_mean_squared_distance_to_the_mean_model():
     layout = Layout.of(Odd())
     rows = states(layout)[1]
     columns = LayerReductions(layout, ODD_LAYERS, SignalSettings())
-    found = columns.distances(rows, rows.mean(dim=0)).mean(dim=0)
+    actual = columns.distances(rows, rows.mean(dim=0)).mean(dim=0)
     for layer, values in enumerate(measured(layout, ODD_LAYERS, SignalSettings(), rows)):
         expected = sum(float((row - values.mean(dim=0)).square().sum()) for row in values) / ROWS
-        assert float(found[layer]) == pytest.approx(expected, rel=1e-12)
+        assert float(actual[layer]) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp", "odd"])
 @pytest.mark.parametrize(
     "measure", [SignalSettings(), SignalSettings(tensors="weight", eps_in_norm=True)], ids=["paper", "reference"]
 )
-def test_a_rows_bits_do_not_depend_on_how_many_rows_are_reduced_together(name, measure):
+def test_a_row_is_reduced_to_the_same_bits_with_any_number_of_rows(name, measure):
     model = Odd() if name == "odd" else build(name)
     layout = Layout.of(model)
     columns = LayerReductions(layout, ODD_LAYERS if name == "odd" else find_layers(model), measure)
@@ -162,9 +162,9 @@ def test_the_presets_measure_what_the_specification_says():
     assert RULES["model_level"]().measure == SignalSettings(pooled=True)
 
 
-def test_what_is_not_a_number_is_never_stable_and_shows_in_sigma():
+def test_nan_is_never_stable_and_makes_sigma_non_finite():
     model = nn.Linear(3, 1, bias=False)
     columns = LayerReductions(Layout.of(model), find_layers(model), SignalSettings())
-    base, broken = golden([1, 2, 2]), golden([1, float("nan"), 2])
-    assert not columns.divergence(base, broken).isfinite()
-    assert float(columns.stability(base, broken)) == pytest.approx(2 / 3, abs=1e-15)
+    base, with_nan = golden([1, 2, 2]), golden([1, float("nan"), 2])
+    assert not columns.divergence(base, with_nan).isfinite()
+    assert float(columns.stability(base, with_nan)) == pytest.approx(2 / 3, abs=1e-15)

@@ -1,4 +1,4 @@
-"""A node's local epochs against torch's own optimisers."""
+"""A node's local epochs equal training with the optimizers of torch."""
 
 from copy import deepcopy
 
@@ -31,7 +31,7 @@ def training(optimizer: str = "sgd", **changed) -> Training:
 
 
 class NodeTraining:
-    """A model whose parameters are views of a row, and its optimiser's memory in rows of the same layout."""
+    """A model whose parameters are views of a row, with optimizer state in rows of the same layout."""
 
     def __init__(self, model: nn.Module, kinds: int) -> None:
         self.model, self.layout = deepcopy(model), Layout.of(model)
@@ -70,34 +70,34 @@ def plain_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, batches: lis
 @pytest.mark.parametrize("model", ["mlp", "small_cnn"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("sgd", 0.0), ("adam", 0.0), ("adamw", 0.0)])
-def test_training_is_torchs_own_optimizer_with_a_rate_for_each_layer(model, optimizer, weight_decay, momentum):
-    """Three rounds with other rates in each; the optimiser's memory goes on from round to round."""
+def test_training_equals_a_torch_optimizer_with_one_rate_per_layer(model, optimizer, weight_decay, momentum):
+    """Three rounds with different rates. The optimizer state carries over between rounds."""
     torch.manual_seed(3)
     start = build(model, input=(1, 8, 8))
     node = NodeTraining(start, kinds=1 if optimizer == "sgd" else 2)
     scale = 1.0 if optimizer == "sgd" else 0.1
     shard = torch.arange(7, 72)
-    own = training(optimizer, weight_decay=weight_decay)
+    settings = training(optimizer, weight_decay=weight_decay)
     extra = {"momentum": momentum} if optimizer == "sgd" else {}
     plain = deepcopy(start)
     groups = layer_groups(plain)
-    theirs = OPTIMIZERS[optimizer](groups, lr=0.1, weight_decay=weight_decay, **extra)
+    torch_optimizer = OPTIMIZERS[optimizer](groups, lr=0.1, weight_decay=weight_decay, **extra)
     for round in (1, 2, 3):
         rates = [scale * 0.02 / (1 + layer + round) for layer in range(len(groups))]
-        for group, rate in zip(theirs.param_groups, rates, strict=True):
+        for group, rate in zip(torch_optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        loss = node.train(own, shard, rates, momentum, round)
-        expected = plain_epoch(plain, theirs, own.batches(shard, 0, round))
+        loss = node.train(settings, shard, rates, momentum, round)
+        expected = plain_epoch(plain, torch_optimizer, settings.batches(shard, 0, round))
         assert loss == pytest.approx(expected, abs=1e-6)
-        for mine, other in zip(node.parameters, plain.parameters(), strict=True):
-            torch.testing.assert_close(mine.detach(), other.detach(), rtol=0, atol=1e-6)
+        for actual, expected_parameter in zip(node.parameters, plain.parameters(), strict=True):
+            torch.testing.assert_close(actual.detach(), expected_parameter.detach(), rtol=0, atol=1e-6)
     assert float(node.steps) == 3 * 6
     moved = torch.cat([(p - q).flatten() for p, q in zip(plain.parameters(), start.parameters(), strict=True)])
-    assert moved.abs().max() > 1e-3  # it did train
+    assert moved.abs().max() > 1e-3  # the model did train
 
 
-def test_layers_that_share_a_rate_train_as_they_would_alone():
-    """Tensors of one rate are updated in one call; that is only faster."""
+def test_layers_with_equal_rates_train_as_with_separate_updates():
+    """Tensors with the same rate are updated in one call, which changes only the speed."""
     torch.manual_seed(3)
     start = build("mlp", input=(1, 8, 8))
     one, other = NodeTraining(start, 1), NodeTraining(start, 1)
@@ -107,7 +107,7 @@ def test_layers_that_share_a_rate_train_as_they_would_alone():
     torch.testing.assert_close(one.row, other.row, rtol=0, atol=1e-7)
 
 
-def test_an_unused_parameter_stays():
+def test_an_unused_parameter_does_not_change():
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -123,13 +123,13 @@ def test_an_unused_parameter_stays():
     assert unchanged == [False, False, True, True]
 
 
-def test_dropout_draws_by_seed_node_and_round():
+def test_dropout_depends_on_the_seed_and_not_on_the_global_generator():
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     rows = []
     for seed in (5, 5, 6):
         node = NodeTraining(model, 1)
-        torch.manual_seed(len(rows))  # whatever was drawn before does not matter
-        # all samples in one batch, so that the seed changes nothing but the dropout
+        torch.manual_seed(len(rows))  # earlier draws do not matter
+        # all samples form one batch, so that the seed changes only the dropout
         node.train(training(seed=seed, batch_size=60), torch.arange(60), [0.1], 0.9, round=1)
         rows.append(node.row.clone())
     assert torch.equal(rows[0], rows[1])
@@ -142,8 +142,8 @@ def test_dropout_draws_by_seed_node_and_round():
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_every_epoch_is_a_fresh_permutation_of_the_shard(size, drop_last, sizes, epochs):
     shard = torch.arange(100, 100 + size)
-    own = training(epochs=epochs, drop_last=drop_last)
-    steps = own.batches(shard, node=2, round=9)
+    settings = training(epochs=epochs, drop_last=drop_last)
+    steps = settings.batches(shard, node=2, round=9)
     assert [len(batch) for batch in steps] == sizes * epochs
     orders = [torch.cat(steps[start : start + len(sizes)]).tolist() for start in range(0, len(steps), len(sizes))]
     for order in orders:
@@ -153,7 +153,7 @@ def test_every_epoch_is_a_fresh_permutation_of_the_shard(size, drop_last, sizes,
     assert len({tuple(order) for order in orders}) == epochs
 
 
-def test_batches_depend_on_seed_node_and_round_and_on_nothing_else():
+def test_batches_depend_only_on_seed_node_and_round():
     shard = torch.arange(60)
 
     def order(seed: int = 1, node: int = 0, round: int = 1, epochs: int = 1) -> list[int]:
@@ -161,7 +161,7 @@ def test_batches_depend_on_seed_node_and_round_and_on_nothing_else():
 
     first = order()
     torch.manual_seed(99)
-    order(node=3, round=7)  # what others drew, and when, changes nothing
+    order(node=3, round=7)  # draws of other nodes and rounds change nothing
     assert order() == first
-    assert order(epochs=2)[:60] == first  # nor how many epochs follow
+    assert order(epochs=2)[:60] == first  # nor does the number of epochs
     assert len({tuple(o) for o in (first, order(seed=2), order(node=1), order(round=2))}) == 4
