@@ -1,8 +1,8 @@
-"""The Triton kernel of mixing has the bits of the CPU; by Triton's interpreter, so no GPU is needed."""
+"""The Triton kernel of mixing equals the CPU bit by bit. Triton's interpreter runs it, so no GPU is needed."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 
-def test_mixing_has_the_bits_of_the_cpu(interpreted: Callable[[Path], None]) -> None:
+def test_mixing_equals_the_cpu_bit_by_bit(interpreted: Callable[[Path], None]) -> None:
     interpreted(Path(__file__).with_name("interpreted_mixing.py"))

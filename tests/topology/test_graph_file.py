@@ -1,3 +1,5 @@
+"""Graphs from a file: edge lists, matrices and errors about invalid lines."""
+
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ RING = ((1, 3), (0, 2), (1, 3), (0, 2))
     "text",
     [
         "0 1\n1 2\n2 3\n3 0\n",
-        "# a ring\n\n0,1\n1,0\n1, 2\t# twice is once\n2\t3\r\n3 0",
+        "# a ring\n\n0,1\n1,0\n1, 2\t# a repeated edge counts once\n2\t3\r\n3 0",
         "\ufeff0 1\n1 2\n2 3\n3 0\n",
         "0 1 0 1\n1 0 1 0\n0 1 0 1\n1 0 1 0\n",
         "1,1,0,1\n1,1,1,0\n0,1,1,1\n1,0,1,1\n",  # the diagonal does not matter
@@ -35,7 +37,7 @@ def test_edges_and_matrix_give_the_ring(write, text: str) -> None:  # type: igno
     assert not topology.directed
 
 
-def test_a_matrix_row_marks_whom_a_node_hears(write) -> None:  # type: ignore[no-untyped-def]
+def test_a_matrix_row_marks_the_nodes_a_node_receives_from(write) -> None:  # type: ignore[no-untyped-def]
     topology = write("0 0 1\n1 0 0\n0 1 0\n", 3)
     assert topology.period == build("directed_ring", 3).period
     assert topology.directed
@@ -44,11 +46,11 @@ def test_a_matrix_row_marks_whom_a_node_hears(write) -> None:  # type: ignore[no
 def test_one_and_two_nodes(write) -> None:  # type: ignore[no-untyped-def]
     assert write("", 1).period == (((),),)
     assert write("0", 1).period == (((),),)
-    assert write("0 1\n1 0\n", 2).period == (((1,), (0,)),)  # as edges and as a matrix the same
+    assert write("0 1\n1 0\n", 2).period == (((1,), (0,)),)  # the same as an edge list and as a matrix
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("0 1\n1 two\n", r'graph\.txt, line 2: "1 two" is not an edge'),
         ("0 1\n1\n", r'line 2: "1" is not an edge'),
@@ -63,10 +65,10 @@ def test_one_and_two_nodes(write) -> None:  # type: ignore[no-untyped-def]
         ("0 1 0 1\n" * 5, r"line 5: one row too many"),
         ("0 1\n2 3\n", r'topology\.name = "file".*never hear'),
         ("", r"never hear"),
-        ("0 1 0 0\n0 0 1 0\n0 0 0 1\n0 0 0 0\n", r"never hear"),  # a directed line: node 3 hears nobody
+        ("0 1 0 0\n0 0 1 0\n0 0 0 1\n0 0 0 0\n", r"never hear"),  # a directed line: node 3 receives from no node
         (b"\xff\xfe\x00", r"topology\.file = .*cannot be read"),
     ],
 )
-def test_bad_lines_are_named(write, text: str | bytes, says: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(FedA2LError, match=says):
+def test_invalid_lines_are_reported(write, text: str | bytes, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(FedA2LError, match=message):
         write(text, 4)

@@ -1,3 +1,5 @@
+"""Graphs by name: neighbours, connectivity, seeds and errors about invalid settings."""
+
 import tracemalloc
 
 import pytest
@@ -45,10 +47,10 @@ def test_one_node_has_no_neighbours(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_two_nodes_hear_each_other_once(name: str) -> None:
+def test_two_nodes_are_joined_by_one_edge(name: str) -> None:
     topology = build(name, 2, k=1, p=1.0)
     assert received(topology) == [(1,), (0,)]
-    assert not topology.directed  # one edge, both ways, whatever the name
+    assert not topology.directed  # one undirected edge for every name
     assert topology.edges() == 1
 
 
@@ -57,14 +59,14 @@ def test_two_nodes_hear_each_other_once(name: str) -> None:
 def test_every_graph_is_connected_and_sorted(name: str, size: int, k: int, seed: int) -> None:
     topology = build(name, 1 << size, k=min(k, (1 << size) - 1), p=0.9, seed=seed)
     for phase in topology.period:
-        for node, near in enumerate(phase):
-            assert list(near) == sorted(set(near) - {node})
-            assert all(0 <= j < topology.nodes for j in near)
-            assert topology.directed or all(node in phase[j] for j in near)
+        for node, neighbours in enumerate(phase):
+            assert list(neighbours) == sorted(set(neighbours) - {node})
+            assert all(0 <= j < topology.nodes for j in neighbours)
+            assert topology.directed or all(node in phase[j] for j in neighbours)
     assert topology.connected()
 
 
-def test_one_peer_exponential_takes_turns() -> None:
+def test_one_peer_exponential_cycles_through_its_hops() -> None:
     topology = build("one_peer_exponential", 6)  # hops 1, 2, 4
     assert len(topology.period) == 3
     assert [topology.neighbours(0, round) for round in (1, 2, 3, 4)] == [(5,), (4,), (2,), (5,)]
@@ -75,33 +77,33 @@ def test_one_peer_exponential_takes_turns() -> None:
 @pytest.mark.parametrize(
     ("nodes", "k"), [(10, 7), (10, 9), (9, 2), (100, 97), (100, 50), (101, 50), (1000, 3), (5, 2), (2, 1)]
 )
-def test_k_regular_degrees_also_near_the_full_graph(nodes: int, k: int) -> None:
+def test_k_regular_has_degree_k_up_to_the_full_graph(nodes: int, k: int) -> None:
     topology = build("k_regular", nodes, k=k)
-    assert {len(near) for near in received(topology)} == {k}
+    assert {len(neighbours) for neighbours in received(topology)} == {k}
     assert topology.edges() == nodes * k // 2
     assert not topology.directed
 
 
-def test_random_out_sends_k_each() -> None:
+def test_every_node_of_random_out_sends_to_k_nodes() -> None:
     topology = build("random_out", 20, k=3, seed=5)
-    sends = [sum(i in near for near in received(topology)) for i in range(20)]
+    sends = [sum(i in neighbours for neighbours in received(topology)) for i in range(20)]
     assert sends == [3] * 20
     assert topology.directed
     assert topology.edges() == 60
 
 
 @pytest.mark.parametrize("name", ["k_regular", "erdos_renyi", "random_out"])
-def test_seeds_draw(name: str) -> None:
+def test_random_graphs_depend_on_the_seed(name: str) -> None:
     first, again, other = (build(name, 30, k=4, p=0.3, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 @pytest.mark.parametrize("name", ["k_regular", "one_peer_exponential"])
-def test_ten_thousand_nodes_are_built_edge_by_edge(name: str) -> None:
+def test_ten_thousand_nodes_need_no_dense_matrix(name: str) -> None:
     tracemalloc.start()
     assert build(name, 10_000).nodes == 10_000
-    assert tracemalloc.get_traced_memory()[1] < 10_000**2 / 2  # half a byte for each pair
+    assert tracemalloc.get_traced_memory()[1] < 10_000**2 / 2  # half a byte per pair of nodes
     tracemalloc.stop()
 
 
@@ -110,7 +112,7 @@ def test_every_name_has_a_description() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes", "options", "says"),
+    ("name", "nodes", "options", "message"),
     [
         ("rnig", 4, {}, r"topology\.name = 'rnig'.*did you mean 'ring'"),
         ("", 4, {}, r"topology\.name.*known: full, ring"),
@@ -135,6 +137,6 @@ def test_every_name_has_a_description() -> None:
         ("file", 4, {"file": "/nowhere/edges.txt"}, r"topology\.file = /nowhere/edges\.txt cannot be read"),
     ],
 )
-def test_mistakes_name_the_key_and_what_works(name: str, nodes: int, options: dict[str, object], says: str) -> None:
-    with pytest.raises(FedA2LError, match=says):
+def test_errors_name_the_key_and_valid_values(name: str, nodes: int, options: dict[str, object], message: str) -> None:
+    with pytest.raises(FedA2LError, match=message):
         build(name, nodes, **options)  # type: ignore[arg-type]

@@ -1,3 +1,5 @@
+"""Mixing: bit-exact results, weights by hand, message counts and errors."""
+
 import itertools
 import math
 
@@ -21,7 +23,7 @@ def mixing(name: str, nodes: int, weights: str = "samples", **options: float) ->
 
 
 def literal(mixing: Mixing, trained: NDArray[np.float32], round: int) -> NDArray[np.float32]:
-    """The definition, one float32 operation at a time."""
+    """The definition, with one float32 operation at a time."""
     rows = []
     for i in range(len(trained)):
         ids, weights = mixing.row(i, round)
@@ -59,10 +61,10 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("name", "nodes", "columns"), SHAPES)
-def test_bits_of_the_definition(name: str, nodes: int, columns: int, threads: int) -> None:
+def test_mixing_equals_the_definition_bit_by_bit(name: str, nodes: int, columns: int, threads: int) -> None:
     mix = mixing(name, nodes)
     trained = np.random.default_rng(columns).standard_normal((nodes, columns)).astype(np.float32)
-    trained[:, ::5] *= 0  # +0 and -0: the sign of a zero is a bit too
+    trained[:, ::5] *= 0  # +0 and -0: the sign of zero must match too
     for round in range(1, len(mix.topology.period) + 2):
         out = torch.full((nodes, columns), math.nan)
         mix.apply(torch.from_numpy(trained), round, out)
@@ -72,7 +74,9 @@ def test_bits_of_the_definition(name: str, nodes: int, columns: int, threads: in
 @given(nodes=st.integers(2, 30), columns=st.integers(1, 70), p=st.floats(0.4, 1.0), seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("weights", ["samples", "uniform", "metropolis"])
-def test_bits_on_random_graphs(weights: str, nodes: int, columns: int, p: float, seed: int) -> None:
+def test_mixing_on_random_graphs_equals_the_definition(
+    weights: str, nodes: int, columns: int, p: float, seed: int
+) -> None:
     mix = build_mixing(build("erdos_renyi", nodes, p=p, seed=seed), weights, counts(nodes, seed))
     trained = np.random.default_rng(seed).standard_normal((nodes, columns)).astype(np.float32)
     out = torch.empty(nodes, columns)
@@ -82,7 +86,7 @@ def test_bits_on_random_graphs(weights: str, nodes: int, columns: int, p: float,
     assert torch.allclose(W.sum(1), torch.ones(nodes, dtype=torch.float64), rtol=0, atol=1e-14)
     if weights == "metropolis":
         assert torch.allclose(W, W.T, rtol=0, atol=1e-15)
-        assert torch.allclose(out.mean(0), torch.from_numpy(trained).mean(0), atol=1e-5)  # the mean is kept
+        assert torch.allclose(out.mean(0), torch.from_numpy(trained).mean(0), atol=1e-5)  # the mean is preserved
 
 
 def test_other_dtypes_and_strides() -> None:
@@ -103,7 +107,7 @@ def test_other_dtypes_and_strides() -> None:
         assert wide[:, :10].count_nonzero() + wide[:, 43:].count_nonzero() == 0
 
 
-def test_a_failed_node_reaches_its_neighbours_only() -> None:
+def test_nan_of_a_node_reaches_only_its_neighbours() -> None:
     trained, out = torch.ones(8, 5), torch.empty(8, 5)
     trained[2] = math.nan
     mixing("ring", 8).apply(trained, 1, out)
@@ -120,7 +124,7 @@ def test_equal_rows_are_computed_once() -> None:
     assert identical_runs.groups().tolist() == [0, 1, 2]
 
 
-def test_wrong_matrices() -> None:
+def test_invalid_matrices_are_rejected() -> None:
     mix, good = mixing("ring", 4), torch.zeros(4, 3)
     with pytest.raises(ValueError, match=r"\[4, columns\], got torch.float32 \[5, 3\]"):
         mix.apply(torch.zeros(5, 3), 1, good)
@@ -133,7 +137,7 @@ def test_wrong_matrices() -> None:
     both = torch.zeros(7, 3)
     with pytest.raises(ValueError, match="separate memory"):
         mix.apply(both[:4], 1, both[3:])
-    states = torch.ones(8, 3)  # neighbours in one buffer are fine
+    states = torch.ones(8, 3)  # disjoint parts of one buffer are allowed
     mix.apply(states[:4], 1, states[4:])
 
 
@@ -153,14 +157,14 @@ def test_weights_by_hand() -> None:
     assert torch.equal(weights32, torch.tensor([0.25, 0.75]))
 
 
-def test_messages_count_who_is_sent_to() -> None:
+def test_messages_counts_receivers_per_node() -> None:
     assert mixing("star", 4).messages().tolist() == [3, 1, 1, 1]
     assert mixing("isolated", 3).messages().tolist() == [0, 0, 0]
     assert mixing("random_out", 12, k=5).messages().tolist() == [5] * 12
     assert mixing("one_peer_exponential", 8).messages(2).tolist() == [1] * 8
 
 
-def test_bad_weights() -> None:
+def test_invalid_weights_are_reported() -> None:
     with pytest.raises(FedA2LError, match=r"topology\.weights = 'sample'.*did you mean 'samples'"):
         mixing("ring", 4, "sample")
     with pytest.raises(FedA2LError, match=r'topology\.weights = "metropolis".*"exponential" is directed'):

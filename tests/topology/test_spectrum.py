@@ -1,3 +1,5 @@
+"""The spectral gap, phi and stationary weights, against closed forms and dense eigenvalues."""
+
 import math
 
 import numpy as np
@@ -39,7 +41,7 @@ def test_other_closed_forms(nodes: int) -> None:
     assert report("hypercube", nodes, "uniform")["spectral_gap"] == pytest.approx(2 / (bits + 1))
     # metropolis on a star: leaves keep 1 - 1/n, so n - 2 eigenvalues are 1 - 1/n and one is 0
     assert report("star", nodes, "metropolis")["spectral_gap"] == pytest.approx(1 / nodes)
-    # one period of halving exchanges with hops 1, 2, 4, ... is the exact average of 2^m nodes
+    # one period of pairwise averaging with hops 1, 2, 4, ... gives the exact average of 2^m nodes
     exact = report("one_peer_exponential", nodes, "uniform")
     assert exact["spectral_gap"] == pytest.approx(1)
     assert exact["doubly_stochastic"]
@@ -49,7 +51,7 @@ def test_other_closed_forms(nodes: int) -> None:
     assert exact["edges"] == nodes
 
 
-def test_phi_as_the_paper_defines_it() -> None:
+def test_phi_follows_the_definition_of_the_paper() -> None:
     full = report("full", 10, "metropolis")
     assert full["phi"] == pytest.approx(1)
     assert full["mixing_norm"] == pytest.approx(0, abs=1e-12)
@@ -64,7 +66,7 @@ def test_directed_ring_closed_form() -> None:
     assert report("directed_ring", 7, "uniform")["spectral_gap"] == pytest.approx(1 - math.cos(math.pi / 7))
 
 
-def test_alone() -> None:
+def test_one_node_and_isolated_nodes() -> None:
     one = report("ring", 1, "samples")
     assert one["spectral_gap"] == 1
     assert one["phi"] == 1
@@ -81,7 +83,7 @@ def test_alone() -> None:
 
 
 def test_stationary_by_hand() -> None:
-    # pi_i is as n_i x (sum of n over the closed neighbourhood): 1 x 6, 2 x 3, 3 x 4
+    # pi_i is proportional to n_i x (sum of n over the closed neighbourhood): 1 x 6, 2 x 3, 3 x 4
     assert report("star", 3, "samples", [1, 2, 3])["stationary"] == pytest.approx([6 / 24, 6 / 24, 12 / 24])
     assert report("star", 3, "uniform")["stationary"] == pytest.approx([3 / 7, 2 / 7, 2 / 7])
     assert report("full", 3, "samples", [1, 2, 3])["stationary"] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
@@ -118,7 +120,7 @@ def test_agrees_with_the_dense_spectrum_of_the_product(name: str, weights: str, 
     assert torch.allclose(pi @ product, pi, rtol=0, atol=1e-12)
 
 
-def test_slow_directed_graph_has_stationary_weights_but_maybe_no_gap() -> None:
+def test_a_slowly_mixing_directed_graph_has_stationary_weights() -> None:
     samples = counts(1500)
     result = report("directed_ring", 1500, "samples", samples)
     # the flow pi_i W_{i, i-1} = pi_i n_{i-1} / (n_{i-1} + n_i) is the same around the ring
