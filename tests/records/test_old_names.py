@@ -1,4 +1,4 @@
-"""Specs with an old key get an error with the new name; run folders of older versions load under the present names."""
+"""Old keys in a spec raise an error with the new name. Run folders of older versions load under the current names."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The record of a round: its keys, its line, its rows in the tables."""
+"""The record of a round: its keys, its JSON line and its rows in the tables."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ from feda2l.records.round_timings import TRAINING, round_timings, total_seconds
 
 
 def evaluated() -> RoundRecord:
-    """Two nodes, one layer; node 1 was away."""
+    """Two nodes and one layer; node 1 was absent."""
     return {
         "round": 1,
         "train_loss": 0.5,
@@ -51,11 +51,11 @@ def evaluated() -> RoundRecord:
     }
 
 
-def demand_keys(found: Any, kind: Any) -> None:
-    assert kind.__required_keys__ <= found.keys() <= kind.__required_keys__ | kind.__optional_keys__
+def check_keys(record: Any, kind: Any) -> None:
+    assert kind.__required_keys__ <= record.keys() <= kind.__required_keys__ | kind.__optional_keys__
 
 
-def test_a_line_holds_the_record_in_the_order_of_its_keys():
+def test_a_line_keeps_the_record_and_the_order_of_its_keys():
     record = evaluated()
     assert to_line(record).startswith('{"round": 1, "train_loss": 0.5, "disagreement": 0.25, "bytes_sent": 8, ')
     assert to_line(record).endswith('"accuracy_worst": 0.75}\n')
@@ -88,9 +88,9 @@ def test_a_run_writes_the_keys_of_the_type_and_no_others(tmp_path: Path, changes
     run = feda2l.run(spec | changes, out=tmp_path / "run", progress=False)
     records = run.folder.read()
     for record in records:
-        demand_keys(record, RoundRecord)
-        demand_keys(record["nodes"], NodeColumns)
-        demand_keys(record["layers"], LayerColumns)
+        check_keys(record, RoundRecord)
+        check_keys(record["nodes"], NodeColumns)
+        check_keys(record["layers"], LayerColumns)
     if "evaluation" in changes:
         assert main_score(records[0]) is None
         assert unscored(records[1]).keys() == records[0].keys()
@@ -98,32 +98,32 @@ def test_a_run_writes_the_keys_of_the_type_and_no_others(tmp_path: Path, changes
         assert unscored(records[0]) == records[0]
 
 
-def test_models_that_are_scored_again_have_the_keys_of_their_type(tmp_path: Path):
+def test_a_repeated_evaluation_has_the_keys_of_its_type(tmp_path: Path):
     from feda2l.runs.evaluate import evaluate
 
     feda2l.run({"rounds": 1, "data": {"nodes": 3}, "runtime": {"workers": 0}}, out=tmp_path / "run", progress=False)
-    demand_keys(evaluate(tmp_path / "run"), Evaluation)
+    check_keys(evaluate(tmp_path / "run"), Evaluation)
 
 
 def test_a_round_that_is_not_evaluated_has_no_scores():
-    bare = unscored(evaluated())
-    assert bare["nodes"] == {"train_loss": [0.5, None], "bytes_sent": [8, 0]}
-    assert bare == {key: value for key, value in evaluated().items() if "accuracy" not in key and "test" not in key} | {
-        "nodes": bare["nodes"]
-    }
+    without_scores = unscored(evaluated())
+    assert without_scores["nodes"] == {"train_loss": [0.5, None], "bytes_sent": [8, 0]}
+    assert without_scores == {
+        key: value for key, value in evaluated().items() if "accuracy" not in key and "test" not in key
+    } | {"nodes": without_scores["nodes"]}
 
 
 def test_a_missed_round_has_every_key_and_no_value():
     missed = missed_round(7)
-    demand_keys(missed, RoundRecord)
-    demand_keys(missed["nodes"], NodeColumns)
-    demand_keys(missed["layers"], LayerColumns)
+    check_keys(missed, RoundRecord)
+    check_keys(missed["nodes"], NodeColumns)
+    check_keys(missed["layers"], LayerColumns)
     assert (missed["round"], missed["bytes_sent"], missed["received"]) == (7, 0, [])
     assert main_score(missed) is None
     assert from_line(to_line(missed)) == missed
 
 
-def test_scores_are_found_by_name():
+def test_scores_are_selected_by_name():
     record = evaluated()
     update_scores(record, {"local_mse": 4.0}, {"local_mse": [4.0, None]})
     assert main_score(record) == ("accuracy", 0.75)
