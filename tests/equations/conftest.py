@@ -1,4 +1,4 @@
-"""Properties are tried on the same examples every time, however busy the machine is."""
+"""Hypothesis uses the same examples on every run, without a deadline."""
 
 from hypothesis import settings
 

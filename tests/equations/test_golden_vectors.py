@@ -1,4 +1,4 @@
-"""Values worked out by hand from the paper's equations (the specification's golden vectors)."""
+"""Values calculated by hand from the paper's equations (the golden vectors of the specification)."""
 
 import pytest
 import torch
@@ -30,8 +30,8 @@ def close(value: Tensor | float, expected: float, digits: int = 6) -> None:
     assert float(value) == pytest.approx(expected, abs=0.51 * 10**-digits)
 
 
-def start(**knobs) -> FedA2LRates:
-    return FedA2LRule(**knobs).start(Setting(base=0.01, layers=("a",)))
+def start(**settings) -> FedA2LRates:
+    return FedA2LRule(**settings).start(Setting(base=0.01, layers=("a",)))
 
 
 def feed(rates: FedA2LRates, sigma: Tensor, zeta: Tensor, first: int = 1) -> None:
@@ -45,9 +45,9 @@ def test_signals():
     zeta = aggregation_stability(trained, aggregated, 1e-3)
     close(sigma, 0.1, 8)
     assert zeta == 2 / 3
-    squashed = start(preset="reference").observed(1, Signals(sigma, zeta))
-    close(squashed.divergence, 0.0909091, 7)
-    close(squashed.stability, 0.4, 12)
+    softsign = start(preset="reference").observed(1, Signals(sigma, zeta))
+    close(softsign.divergence, 0.0909091, 7)
+    close(softsign.stability, 0.4, 12)
 
 
 def test_window_to_rate():
@@ -79,11 +79,11 @@ def test_softsign_windows():
 
 @pytest.mark.parametrize(("count", "rate"), [(0, 0.01903050), (5, 0.01203594)])
 def test_released_code(count, rate):
-    """The lag: rounds 1-5 fill the window, the end of round 6 reads it."""
+    """The released code lags one round: rounds 1-5 fill the window, and the end of round 6 uses it."""
     rates = start(preset="reference", warmup_rounds=4, window=5, decay=0.3)
     feed(rates, SIGMA, ZETA)
     rates.adaptations = count
-    feed(rates, f64(9.0), f64(0.0), first=6)  # this round's own signals do not matter yet
+    feed(rates, f64(9.0), f64(0.0), first=6)  # the signals of this round are not used yet
     close(rates.rates, rate, 8)
 
 
@@ -104,7 +104,7 @@ def test_constant_window_is_exactly_neutral(value, dtype):
     )
 
 
-def test_a_jump_is_forgotten_after_a_window():
+def test_a_jump_has_no_effect_after_one_window():
     rates = start(warmup_rounds=0, window=5, decay=0.0)
     feed(rates, f64(0.1, 0.1, 0.1, 0.1, 0.1, 0.3), torch.full((6,), 0.5, dtype=torch.float64))
     assert rates.multiplier > 1.5

@@ -1,4 +1,4 @@
-"""What must hold of the equations for every input."""
+"""Properties of the equations that hold for every input."""
 
 import math
 
@@ -19,11 +19,11 @@ from feda2l.equations import (
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 numbers = st.floats(-100, 100).map(lambda x: round(x, 6))
-shares = st.floats(0, 1)
+fractions = st.floats(0, 1)
 
 
-def vectors(least: int = 1, most: int = 20):
-    return st.lists(numbers, min_size=least, max_size=most).map(lambda v: torch.tensor(v, dtype=torch.float64))
+def vectors(min_size: int = 1, max_size: int = 20):
+    return st.lists(numbers, min_size=min_size, max_size=max_size).map(lambda v: torch.tensor(v, dtype=torch.float64))
 
 
 @st.composite
@@ -50,7 +50,7 @@ def test_divergence_is_zero_when_nothing_moved(base, eps_in_norm):
 
 
 @given(pairs(), st.floats(1e-6, 200), st.floats(1, 10))
-def test_stability_is_a_share_that_grows_with_the_threshold(pair, threshold, factor):
+def test_stability_is_a_fraction_that_grows_with_the_threshold(pair, threshold, factor):
     trained, aggregated = pair
     low = aggregation_stability(trained, aggregated, threshold)
     assert 0 <= low <= aggregation_stability(trained, aggregated, threshold * factor) <= 1
@@ -97,7 +97,7 @@ def test_zscore_equals_the_textbook_formula(window):
     torch.testing.assert_close(zscore(window, 1e-6), textbook, rtol=1e-8, atol=1e-9)
 
 
-@given(st.floats(-30, 30), st.floats(-30, 30), shares, st.sampled_from([torch.float32, torch.float64]))
+@given(st.floats(-30, 30), st.floats(-30, 30), fractions, st.sampled_from([torch.float32, torch.float64]))
 def test_fusion_score_is_positive_and_between_its_parts(omega, delta, balance, dtype):
     omega, delta = torch.tensor(omega, dtype=dtype), torch.tensor(delta, dtype=dtype)
     low, high = sorted((omega.exp(), delta.exp()))
@@ -108,7 +108,7 @@ def test_fusion_score_is_positive_and_between_its_parts(omega, delta, balance, d
     assert fusion_score(omega, delta, 0.0) == delta.exp()
 
 
-@given(shares, st.sampled_from(DTYPES))
+@given(fractions, st.sampled_from(DTYPES))
 def test_fusion_score_is_one_at_the_origin(balance, dtype):
     zero = torch.zeros(3, dtype=dtype)
     assert torch.equal(fusion_score(zero, zero, balance), torch.ones(3, dtype=dtype))
@@ -123,11 +123,11 @@ def test_multiplier_identity(log):
     torch.testing.assert_close(m, 2 * fused**2 / (1 + fused**2))
 
 
-def test_multiplier_survives_extremes():
+def test_multiplier_is_finite_at_extremes():
     assert multiplier(torch.tensor([1e-30, 1.0, 1e30])).tolist() == [0.0, 1.0, 2.0]
 
 
-@given(vectors(2), st.integers(1, 1000), shares, st.floats(0, 1), st.floats(1e-4, 1))
+@given(vectors(2), st.integers(1, 1000), fractions, st.floats(0, 1), st.floats(1e-4, 1))
 def test_rates_stay_inside_their_bounds(window, round, balance, decay, base_lr):
     rate = learning_rates(window, window.flip(0), round=round, base_lr=base_lr, balance=balance, decay=decay, eps=1e-6)
     assert 0 < rate < 2 * base_lr * decay_factor(round, decay)
@@ -159,8 +159,8 @@ def test_half_precision_sums_do_not_overflow_or_stall():
     assert aggregation_stability(base, moved, 0.5).item() == pytest.approx(0.75)
 
 
-def test_any_leading_axes_give_the_bits_of_one():
-    """One node on a peer and ten in a simulator must agree to the last bit."""
+def test_leading_axes_do_not_change_the_bits():
+    """A peer with one node and a simulator with ten must agree bit by bit."""
     torch.manual_seed(0)
     sigma, zeta = torch.rand(2, 10, 10, 41, dtype=torch.float64)
 
