@@ -1,6 +1,6 @@
 """One real hivemind peer with FedA2L as its scheduler: `hivemind_peer.py NUMBER FILE [INITIAL_PEER]`.
 
-Prints its address, trains until epoch 4 is over and saves what every local step saw.
+Prints its address, trains until the end of epoch 4, and saves rates and models of every local step.
 """
 
 import os
@@ -9,7 +9,7 @@ import time
 from functools import partial
 
 import torch
-from replay import KNOBS, snapshot
+from replay import SETTINGS, snapshot
 from torch import nn
 
 import feda2l
@@ -34,7 +34,7 @@ def main(number: int, file: str, initial: list[str]) -> None:
         target_batch_size=96,
         params=feda2l.layer_groups(model),
         optimizer=lambda groups: torch.optim.SGD(groups, lr=0.05),
-        scheduler=partial(HivemindScheduler, **KNOBS),
+        scheduler=partial(HivemindScheduler, **SETTINGS),
         use_local_updates=True,
         delay_state_averaging=False,
         matchmaking_time=2.0,
@@ -42,8 +42,8 @@ def main(number: int, file: str, initial: list[str]) -> None:
         tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.3},
     )
     rates = optimizer.state_averager.scheduler.rates
-    while optimizer.tracker.global_progress.num_peers < 2:  # both are there before either trains
-        optimizer.tracker.report_local_progress(0, 1)  # who has no sample is not counted
+    while optimizer.tracker.global_progress.num_peers < 2:  # wait until both peers are connected
+        optimizer.tracker.report_local_progress(0, 1)  # peers without samples are not counted
         time.sleep(0.2)
     generator = torch.Generator().manual_seed(number)
     steps = []
@@ -66,8 +66,8 @@ def main(number: int, file: str, initial: list[str]) -> None:
         time.sleep(0.1)
     torch.save({"steps": steps, "trained": trained}, file)
     print("done", flush=True)
-    sys.stdin.readline()  # the other may still need us
-    os._exit(0)  # hivemind's own shutdown waits long for a peer that has left
+    sys.stdin.readline()  # the other peer may still need this one
+    os._exit(0)  # hivemind's shutdown waits long for a peer that has left
 
 
 if __name__ == "__main__":

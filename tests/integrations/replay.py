@@ -1,4 +1,4 @@
-"""What FedA2L must make of the states that a trainer went through, in a loop of its own."""
+"""Replay the states of a trainer in a plain FedA2L loop to get the expected rates."""
 
 import copy
 
@@ -7,7 +7,7 @@ from torch import nn
 
 from feda2l import FedA2L, layer_groups
 
-KNOBS = {"warmup_rounds": 1, "window": 3, "decay": 0.1}
+SETTINGS = {"warmup_rounds": 1, "window": 3, "decay": 0.1}
 State = dict[str, torch.Tensor]
 
 
@@ -15,25 +15,25 @@ def snapshot(model: nn.Module) -> State:
     return copy.deepcopy(model.state_dict())
 
 
-def replay(model: nn.Module, rounds: list[tuple[State, State, State]], lr: float, **knobs) -> list[list[float]]:
-    """The rates of every round, and those after the last, from its base, trained and aggregated states."""
+def replay(model: nn.Module, rounds: list[tuple[State, State, State]], lr: float, **settings) -> list[list[float]]:
+    """The rates of every round and after the last one, from the base, trained and aggregated states."""
     model = copy.deepcopy(model)
-    rates = FedA2L(torch.optim.SGD(layer_groups(model), lr=lr), **knobs or KNOBS)
-    found = [rates.get_last_lr()]
+    rates = FedA2L(torch.optim.SGD(layer_groups(model), lr=lr), **settings or SETTINGS)
+    history = [rates.get_last_lr()]
     for states in rounds:
-        if all(torch.equal(states[1][name], states[2][name]) for name in states[1]):  # nobody was heard
+        if all(torch.equal(states[1][name], states[2][name]) for name in states[1]):  # no model was received
             rates.skip_round()
-            found.append(rates.get_last_lr())
+            history.append(rates.get_last_lr())
             continue
         for state, call in zip(states, (rates.begin_round, rates.end_training, rates.step), strict=True):
             model.load_state_dict(state)
             call()
-        found.append(rates.get_last_lr())
-    return found
+        history.append(rates.get_last_lr())
+    return history
 
 
 class Neighbour:
-    """Averages a model with its own copy of the start and remembers what it saw: base, trained, aggregated."""
+    """Averages a model with its initial state and records the base, trained and aggregated states."""
 
     def __init__(self, model: nn.Module) -> None:
         self.start = snapshot(model)

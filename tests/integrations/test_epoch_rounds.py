@@ -1,4 +1,4 @@
-"""Rounds counted in epochs: which states are read when, also where a trainer stopped before the averaging."""
+"""Rounds counted in epochs: when states are measured, also if a trainer stops before averaging."""
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ def rates_of(model: nn.Module) -> FedA2L:
 def test_a_round_of_two_epochs():
     model, averaged = nn.Linear(2, 2), []
     rates, rounds = rates_of(model), EpochRounds(averaged.append, 2)
-    seen = []
+    states = []
     for epoch in range(5):
         rounds.begin(rates, model, epoch)
         rounds.end(rates, model, epoch + 1)
-        seen.append((rates.round, rates.next_call, len(averaged)))
-    assert seen == [
+        states.append((rates.round, rates.next_call, len(averaged)))
+    assert states == [
         (1, "end_training", 0),
         (2, "begin_round", 1),
         (2, "end_training", 1),
@@ -31,15 +31,15 @@ def test_a_round_of_two_epochs():
     assert averaged == [model, model]
 
 
-def test_an_averaging_that_is_still_due_comes_before_the_next_epoch():
+def test_a_pending_averaging_runs_before_the_next_epoch():
     model, averaged = nn.Linear(2, 2), []
     rates, rounds = rates_of(model), EpochRounds(averaged.append, 1)
-    rounds.begin(rates, model, 0)  # its end was never reached
+    rounds.begin(rates, model, 0)  # the end of this epoch is never reached
     rounds.begin(rates, model, 1)
     assert (rates.round, rates.next_call, len(averaged)) == (2, "end_training", 1)
 
 
-def test_averaging_that_failed_is_tried_again():
+def test_failed_averaging_can_be_repeated():
     model, answers = nn.Linear(2, 2), [OSError("no network"), None]
 
     def average(_: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""FedA2L in real Flower clients, under Flower's own FedAvg; only the wire between them is a function call."""
+"""FedA2L in real Flower clients under Flower's FedAvg. Function calls replace the network."""
 
 import copy
 import io
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from replay import KNOBS, replay, snapshot
+from replay import SETTINGS, replay, snapshot
 from torch import nn
 
 import feda2l
@@ -40,7 +40,7 @@ def train_locally(model: nn.Module, optimizer: torch.optim.Optimizer, node: int,
 
 
 app = ClientApp()
-SEEN: dict[int, list] = {}  # of each node: round, rates, parameters received, parameters sent
+SEEN: dict[int, list] = {}  # per node: round, rates, received parameters, sent parameters
 
 
 @app.train()
@@ -49,15 +49,15 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     received = snapshot(model)
     optimizer = torch.optim.SGD(feda2l.layer_groups(model), lr=0.05)
-    with client_round(optimizer, context.state, round, **KNOBS) as rates:
+    with client_round(optimizer, context.state, round, **SETTINGS) as rates:
         train_locally(model, optimizer, context.node_id, round)
     SEEN.setdefault(context.node_id, []).append((round, rates.get_last_lr(), received, snapshot(model)))
     reply = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": 8, "loss": 0.0})}
     return Message(RecordDict(reply), reply_to=message)
 
 
-class Here(Grid):
-    """A grid whose nodes are in this process; each has a context of its own, as a SuperNode keeps it."""
+class LocalGrid(Grid):
+    """A grid whose nodes live in this process. Each has a separate context, as in a SuperNode."""
 
     run = None
 
@@ -77,32 +77,32 @@ class Here(Grid):
     def pull_messages(self, message_ids): ...
 
 
-def federate(nodes: int, rounds: int, share: float = 1.0) -> None:
+def federate(nodes: int, rounds: int, fraction: float = 1.0) -> None:
     SEEN.clear()
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as Flower's processes begin
-    strategy = FedAvg(fraction_train=share, fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=nodes)
-    strategy.start(grid=Here(nodes), initial_arrays=ArrayRecord(small().state_dict()), num_rounds=rounds)
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as in Flower's processes
+    strategy = FedAvg(fraction_train=fraction, fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=nodes)
+    strategy.start(grid=LocalGrid(nodes), initial_arrays=ArrayRecord(small().state_dict()), num_rounds=rounds)
 
 
-def test_rates_come_from_what_was_received_sent_and_received_again():
+def test_rates_follow_from_received_sent_and_next_received_parameters():
     federate(nodes=3, rounds=6)
     for rounds in SEEN.values():
         states = [(now[2], now[3], after[2]) for now, after in pairwise(rounds)]
         assert [rates for _, rates, _, _ in rounds] == replay(small(), states, lr=0.05)
-    assert len({tuple(rounds[-1][1]) for rounds in SEEN.values()}) == 3  # to each its own
+    assert len({tuple(rounds[-1][1]) for rounds in SEEN.values()}) == 3  # the rates differ between nodes
 
 
-def test_rounds_without_a_client_leave_its_rates_and_count():
+def test_rounds_without_a_client_keep_its_rates_and_are_counted():
     random.seed(1)  # Flower's sample
-    federate(nodes=3, rounds=20, share=0.34)  # one of three each round
+    federate(nodes=3, rounds=20, fraction=0.34)  # one of three each round
     followed = 0
     for rounds in SEEN.values():
         model = small()
-        rates = feda2l.FedA2L(torch.optim.SGD(feda2l.layer_groups(model), lr=0.05), **KNOBS)
-        for (number, found, base, trained), after in zip(rounds, [*rounds[1:], (None, [], {}, {})], strict=True):
+        rates = feda2l.FedA2L(torch.optim.SGD(feda2l.layer_groups(model), lr=0.05), **SETTINGS)
+        for (number, actual, base, trained), after in zip(rounds, [*rounds[1:], (None, [], {}, {})], strict=True):
             while rates.round < number:
                 rates.skip_round()
-            assert found == rates.get_last_lr()
+            assert actual == rates.get_last_lr()
             if after[0] == number + 1:
                 followed += 1
                 states = base, trained, after[2]
@@ -113,39 +113,39 @@ def test_rounds_without_a_client_leave_its_rates_and_count():
 
 
 class Client(NumPyClient):
-    """The older interface; the state comes with `client_fn(context)`."""
+    """The older interface, which gets the state from `client_fn(context)`."""
 
     def __init__(self, state: RecordDict) -> None:
         self.state = state
 
     def fit(self, parameters, config):
         model = small()
-        for own, given in zip(model.parameters(), parameters, strict=True):
-            own.data = torch.tensor(given)
+        for parameter, received in zip(model.parameters(), parameters, strict=True):
+            parameter.data = torch.tensor(received)
         optimizer = torch.optim.SGD(feda2l.layer_groups(model), lr=0.05)
-        with client_round(optimizer, self.state, config["round"], **KNOBS) as rates:
+        with client_round(optimizer, self.state, config["round"], **SETTINGS) as rates:
             train_locally(model, optimizer, 1, config["round"])
         return [p.detach().numpy() for p in model.parameters()], 8, {"rate": rates.get_last_lr()[0]}
 
 
 def test_the_older_interface():
     state, parameters = RecordDict(), [p.detach().numpy() for p in small().parameters()]
-    found = []
+    rates = []
     for round in range(1, 6):
         parameters, _, metrics = Client(state).fit(parameters, {"round": round})
         parameters = [p * 0.99 for p in parameters]  # a server's average
-        found.append(metrics["rate"])
-    assert found[:2] == [0.05, 0.05]
-    assert len(set(found)) == 4
+        rates.append(metrics["rate"])
+    assert rates[:2] == [0.05, 0.05]
+    assert len(set(rates)) == 4
 
 
-def test_training_that_fails_leaves_the_state_as_it_was():
+def test_failed_training_keeps_the_state():
     state = RecordDict()
 
     def play(round: int, fail: bool = False):
         model = small()
         optimizer = torch.optim.SGD(feda2l.layer_groups(model), lr=0.05)
-        with client_round(optimizer, state, round, **KNOBS) as rates:
+        with client_round(optimizer, state, round, **SETTINGS) as rates:
             train_locally(model, optimizer, 1, round)
             if fail:
                 raise RuntimeError("out of memory")
@@ -157,6 +157,6 @@ def test_training_that_fails_leaves_the_state_as_it_was():
         play(2, fail=True)
     assert state[KEY]["state"] == before
     assert torch.load(io.BytesIO(before), weights_only=True)["round"] == 1
-    assert play(3).last == {}  # what averaging made of round 1 was lost with round 2
+    assert play(3).last == {}  # the average of round 1 was lost with round 2
     with pytest.raises(FedA2LError, match=r"round 1 of the server, .* round 3 already: a new run needs a new context"):
         play(1)

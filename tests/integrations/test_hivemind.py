@@ -20,7 +20,7 @@ PEER = Path(__file__).with_name("hivemind_peer.py")
 
 
 @pytest.mark.long
-def test_peers_set_rates_from_their_own_three_states(tmp_path):
+def test_peers_set_rates_from_their_three_states(tmp_path):
     peers, files = [], [tmp_path / "0.pt", tmp_path / "1.pt"]
 
     def start(number: int, *initial: str) -> str:
@@ -60,11 +60,13 @@ def test_peers_set_rates_from_their_own_three_states(tmp_path):
         saved = torch.load(file)
         rounds = [list(steps) for _, steps in groupby(saved["steps"], key=lambda step: step[0])]
         assert len(rounds) >= 4
-        first = [steps[0][2] for steps in rounds]  # the base state of a round is the aggregated one of the last
+        first = [
+            steps[0][2] for steps in rounds
+        ]  # the base state of a round is the aggregated state of the previous one
         states = [(base, saved["trained"][i + 1], after) for i, (base, after) in enumerate(pairwise(first))]
         expected = replay(model, states, lr=0.05)
         assert [steps[0][1] for steps in rounds] == expected
         assert all(step[1] == steps[0][1] for steps in rounds for step in steps)
         aggregated.append(first[1])
-    for name in aggregated[0]:  # they did average
+    for name in aggregated[0]:  # both peers hold the same average
         torch.testing.assert_close(aggregated[0][name], aggregated[1][name])

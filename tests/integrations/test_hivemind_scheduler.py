@@ -1,4 +1,4 @@
-"""FedA2L as an LRScheduler, in a loop with hivemind's order of calls: stepped once an epoch, before the average."""
+"""FedA2L as an LRScheduler with hivemind's order of calls: one step per epoch, before averaging."""
 
 import copy
 import io
@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from replay import KNOBS, Neighbour, replay
+from replay import SETTINGS, Neighbour, replay
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -20,13 +20,13 @@ def small() -> nn.Module:
 
 
 class Peer:
-    """hivemind's order: local steps; the epoch counts on; the scheduler catches up with it; then the average."""
+    """hivemind's order: local steps, the epoch advances, the scheduler catches up, then averaging."""
 
-    def __init__(self, **knobs) -> None:
+    def __init__(self, **settings) -> None:
         self.model = small()
-        self.near = Neighbour(self.model)
+        self.neighbour = Neighbour(self.model)
         self.optimizer = torch.optim.SGD(feda2l.layer_groups(self.model), lr=0.05, momentum=0.9)
-        self.scheduler = HivemindScheduler(self.optimizer, **knobs or KNOBS)
+        self.scheduler = HivemindScheduler(self.optimizer, **settings or SETTINGS)
         self.epoch = 0
         self.seen: list[list[float]] = []  # rates of every local step
 
@@ -42,7 +42,7 @@ class Peer:
         self.epoch += 1
         self.catch_up()
         if average:
-            self.near.average(self.model)
+            self.neighbour.average(self.model)
 
     def catch_up(self) -> None:
         while self.scheduler._step_count <= self.epoch:
@@ -58,7 +58,7 @@ class Peer:
 def test_every_step_trains_with_the_rates_of_the_three_states():
     peer = Peer().play(6)
     peer.train(1)
-    expected = replay(small(), peer.near.rounds, lr=0.05)
+    expected = replay(small(), peer.neighbour.rounds, lr=0.05)
     assert peer.seen == [rates for rates in expected[:-1] for _ in range(2)] + [expected[-1]]
     assert isinstance(peer.scheduler, LRScheduler)
     assert peer.scheduler.get_last_lr() == [group["lr"] for group in peer.optimizer.param_groups]
@@ -66,7 +66,7 @@ def test_every_step_trains_with_the_rates_of_the_three_states():
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_restored(within):
+def test_a_restored_peer_continues_with_the_same_rates(within):
     whole = Peer().play(4)
     if within:
         whole.train(1)
@@ -95,22 +95,22 @@ def test_an_epoch_without_an_average_is_skipped_and_warns_once():
         warnings.simplefilter("error")
         peer.play(2).train(1)
     assert peer.scheduler.rates.round == peer.epoch + 1
-    assert peer.seen[6:12] == [replay(small(), peer.near.rounds[:3], lr=0.05)[-1]] * 6  # rounds 4 to 6
+    assert peer.seen[6:12] == [replay(small(), peer.neighbour.rounds[:3], lr=0.05)[-1]] * 6  # rounds 4 to 6
 
 
 def test_an_epoch_without_training_is_skipped():
     peer = Peer().play(3)
     peer.end_epoch()
     assert peer.scheduler.rates.round == 5
-    assert len(peer.scheduler.rates.last) == 2  # the average of round 3 was still read
+    assert len(peer.scheduler.rates.last) == 2  # the average of round 3 was still measured
     peer.play(2).train(1)
     assert peer.scheduler.rates.round == peer.epoch + 1
 
 
 @pytest.mark.parametrize("trained", [0, 1])
 @pytest.mark.parametrize("missed", [0, 1, 3])
-def test_a_peer_that_loads_the_state_of_another_keeps_its_rates_and_skips_what_it_missed(trained, missed):
-    peer, donor = Peer().play(4), Peer(**{**KNOBS, "decay": 0.5}).play(4)
+def test_a_peer_that_loads_the_state_of_another_keeps_its_rates_and_skips_missed_rounds(trained, missed):
+    peer, donor = Peer().play(4), Peer(**{**SETTINGS, "decay": 0.5}).play(4)
     peer.train(trained)
     rates = peer.scheduler.get_last_lr()
     signals = peer.scheduler.rates.last

@@ -1,4 +1,4 @@
-"""What docs/integrations.md shows is run, where its library is installed."""
+"""Run the examples of docs/integrations.md whose library is installed."""
 
 import re
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
-FOUND = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-BLOCKS = [block for block in FOUND if "and a second peer" not in block]  # test_hivemind.py has one
+ALL_BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+BLOCKS = [block for block in ALL_BLOCKS if "and a second peer" not in block]  # test_hivemind.py has one
 LIBRARIES = {"lightning": "pytorch_lightning", "transformers": "transformers", "flower": "flwr"}
 
 
 def extra(block: str) -> str:
-    found = re.match(r"# needs feda2l\[(\w+)\]\n", block)
-    assert found, "a block of this page begins with what it needs"
-    return found[1]
+    match = re.match(r"# needs feda2l\[(\w+)\]\n", block)
+    assert match, "a block of this page must begin with the extra it needs"
+    return match[1]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from replay import KNOBS, Neighbour, replay
+from replay import SETTINGS, Neighbour, replay
 from torch import nn
 
 import feda2l
@@ -64,19 +64,19 @@ def fit(model, epochs, *callbacks, library=pytorch_lightning, folder=None, valid
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_every_step_trains_with_the_rates_of_the_three_states(library, epochs):
     model = net(library)
-    near, start = Neighbour(model), net(library)
-    callback = FedA2LCallback(near.average, epochs=epochs, **KNOBS)
+    neighbour, start = Neighbour(model), net(library)
+    callback = FedA2LCallback(neighbour.average, epochs=epochs, **SETTINGS)
     fit(model, 6 * epochs, callback, library=library)
-    expected = replay(start, near.rounds, lr=0.05)
-    assert len(near.rounds) == 6
+    expected = replay(start, neighbour.rounds, lr=0.05)
+    assert len(neighbour.rounds) == 6
     assert model.seen == [rates for rates in expected[:-1] for _ in range(3 * epochs)]
     assert callback.rates.get_last_lr() == expected[-1]
     assert len({tuple(rates) for rates in expected}) > 3
 
 
-def test_a_round_in_which_nobody_was_heard_is_skipped():
+def test_a_round_without_received_models_is_skipped():
     model = net()
-    callback = FedA2LCallback(lambda module: False, **KNOBS)
+    callback = FedA2LCallback(lambda module: False, **SETTINGS)
     fit(model, 3, callback)
     assert (callback.rates.round, callback.rates.last) == (4, {})
     assert model.seen == [[0.05, 0.05]] * 9
@@ -84,9 +84,9 @@ def test_a_round_in_which_nobody_was_heard_is_skipped():
 
 @pytest.mark.parametrize("stop", [3, 4])
 @pytest.mark.parametrize("when", ["epoch end", "validation end"])
-def test_resumed_to_the_last_bit(tmp_path, when, stop):
-    whole, near = net(), Neighbour(net())
-    callback = FedA2LCallback(near.average, epochs=2, **KNOBS)
+def test_resuming_gives_the_same_bits(tmp_path, when, stop):
+    whole, neighbour = net(), Neighbour(net())
+    callback = FedA2LCallback(neighbour.average, epochs=2, **SETTINGS)
     fit(whole, 12, callback, validate=True)
 
     def save():
@@ -94,15 +94,15 @@ def test_resumed_to_the_last_bit(tmp_path, when, stop):
             tmp_path, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=when == "epoch end"
         )
 
-    part, near = net(), Neighbour(net())
-    fit(part, stop, FedA2LCallback(near.average, epochs=2, **KNOBS), save(), validate=True, folder=tmp_path)
-    rest, near = net(), Neighbour(net())
-    resumed = FedA2LCallback(near.average, epochs=2, **KNOBS)
+    part, neighbour = net(), Neighbour(net())
+    fit(part, stop, FedA2LCallback(neighbour.average, epochs=2, **SETTINGS), save(), validate=True, folder=tmp_path)
+    rest, neighbour = net(), Neighbour(net())
+    resumed = FedA2LCallback(neighbour.average, epochs=2, **SETTINGS)
     fit(rest, 12, resumed, save(), validate=True, folder=tmp_path, resume=tmp_path / f"epoch={stop - 1}.ckpt")
     assert whole.seen == part.seen + rest.seen
     assert callback.rates.last == resumed.rates.last
-    for ours, theirs in zip(whole.parameters(), rest.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for expected, actual in zip(whole.parameters(), rest.parameters(), strict=True):
+        assert torch.equal(expected, actual)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_resumed_to_the_last_bit(tmp_path, when, stop):
         ),
     ],
 )
-def test_optimizers_that_do_not_fit(optimizers, words):
+def test_unsupported_optimizers_are_rejected(optimizers, words):
     with pytest.raises(FedA2LError, match=words):
         fit(net(optimizers=optimizers), 1, FedA2LCallback(lambda module: None))

@@ -1,10 +1,10 @@
-"""LoRA by the real library: one layer an adapted module, the frozen base left alone."""
+"""LoRA with the peft library: one layer per adapted module, and an unchanged frozen base."""
 
 import copy
 
 import pytest
 import torch
-from replay import KNOBS, Neighbour, replay
+from replay import SETTINGS, Neighbour, replay
 from torch import nn
 
 import feda2l
@@ -12,7 +12,7 @@ import feda2l
 peft = pytest.importorskip("peft", reason="peft is not installed: make test-integrations")
 
 
-def test_lora_of_a_real_library():
+def test_lora_with_peft():
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
     config = peft.LoraConfig(r=2, target_modules=["0", "2"], modules_to_save=["4"], use_dora=True)
@@ -26,9 +26,9 @@ def test_lora_of_a_real_library():
     parts = [tensor.split(".")[3] for tensor in groups["base_model.model.2"]]
     assert parts == ["lora_A", "lora_B", "lora_magnitude_vector"]
 
-    start, near = copy.deepcopy(model), Neighbour(model)
+    start, neighbour = copy.deepcopy(model), Neighbour(model)
     optimizer = torch.optim.SGD(feda2l.layer_groups(model), lr=0.05)
-    rates = feda2l.FedA2L(optimizer, **KNOBS)
+    rates = feda2l.FedA2L(optimizer, **SETTINGS)
     frozen = {name: value.clone() for name, value in model.named_parameters() if not value.requires_grad}
     for round in range(5):
         rates.begin_round()
@@ -38,8 +38,8 @@ def test_lora_of_a_real_library():
             nn.functional.cross_entropy(model(x), torch.arange(8) % 3).backward()
             optimizer.step()
         rates.end_training()
-        near.average(model)
+        neighbour.average(model)
         rates.step()
-    assert rates.get_last_lr() == replay(start, near.rounds, lr=0.05)[-1]
+    assert rates.get_last_lr() == replay(start, neighbour.rounds, lr=0.05)[-1]
     assert len(set(rates.get_last_lr())) == 3
     assert all(torch.equal(value, dict(model.named_parameters())[name]) for name, value in frozen.items())

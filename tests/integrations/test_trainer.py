@@ -1,11 +1,11 @@
-"""FedA2L in the real Trainer of transformers, with a tiny model built from a config; and in Accelerate."""
+"""FedA2L in the Trainer of transformers, with a tiny model built from a config, and in Accelerate."""
 
 import copy
 from pathlib import Path
 
 import pytest
 import torch
-from replay import KNOBS, Neighbour, replay
+from replay import SETTINGS, Neighbour, replay
 from torch import nn
 
 import feda2l
@@ -37,8 +37,8 @@ def bert() -> nn.Module:
     )
 
 
-class Watch(TrainerCallback):
-    """The rates in the optimizer at every step."""
+class RateRecorder(TrainerCallback):
+    """Records the rates of the optimizer at every step."""
 
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
@@ -51,10 +51,10 @@ class Bench:
     """A model, its neighbour, its callback and a trainer for it."""
 
     def __init__(self, folder: Path, epochs: int, save: str = "no", **more) -> None:
-        self.model, self.watch = bert(), Watch()
-        self.near = Neighbour(self.model)
+        self.model, self.watch = bert(), RateRecorder()
+        self.neighbour = Neighbour(self.model)
         optimizer = torch.optim.SGD(feda2l.layer_groups(self.model), lr=0.05, momentum=0.9)
-        self.callback = FedA2LCallback(optimizer, self.near.average, **KNOBS, **more)
+        self.callback = FedA2LCallback(optimizer, self.neighbour.average, **SETTINGS, **more)
         args = TrainingArguments(
             str(folder),
             num_train_epochs=epochs,
@@ -79,8 +79,8 @@ def test_every_step_trains_with_the_rates_of_the_three_states(tmp_path):
     bench = Bench(tmp_path, epochs=5)
     start = copy.deepcopy(bench.model)
     bench.trainer.train()
-    expected = replay(start, bench.near.rounds, lr=0.05)
-    assert len(bench.near.rounds) == 5
+    expected = replay(start, bench.neighbour.rounds, lr=0.05)
+    assert len(bench.neighbour.rounds) == 5
     assert bench.watch.seen == [rates for rates in expected[:-1] for _ in range(3)]
     assert bench.callback.rates.get_last_lr() == expected[-1]
     assert len(expected[0]) == len(feda2l.layer_groups(start))
@@ -88,19 +88,19 @@ def test_every_step_trains_with_the_rates_of_the_three_states(tmp_path):
 
 
 @pytest.mark.parametrize("step", [6, 7])
-def test_resumed_to_the_last_bit(tmp_path, step):
-    """From within an epoch, and from between its last batch and the averaging."""
+def test_resuming_gives_the_same_bits(tmp_path, step):
+    """Resume from within an epoch, and from between its last batch and the averaging."""
     whole = Bench(tmp_path, 6, "steps")
     whole.trainer.train()
     rest = Bench(tmp_path, 6)
     rest.trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     assert rest.watch.seen == whole.watch.seen[step:]
     assert rest.callback.rates.last == whole.callback.rates.last
-    for ours, theirs in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for expected, actual in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
+        assert torch.equal(expected, actual)
 
 
-def test_a_schedule_of_the_trainers_own_is_refused(tmp_path):
+def test_a_schedule_of_the_trainer_is_rejected(tmp_path):
     bench = Bench(tmp_path, 1)
     trainer = Trainer(bench.model, bench.trainer.args, train_dataset=DATA, callbacks=[bench.callback])
     with pytest.raises(FedA2LError, match=r"optimizers=callback.optimizers"):
@@ -110,7 +110,7 @@ def test_a_schedule_of_the_trainers_own_is_refused(tmp_path):
 def test_accelerate_saves_and_restores_it(tmp_path):
     accelerator = accelerate.Accelerator(cpu=True)
 
-    def play(rounds: int, rates: feda2l.FedA2L, model: nn.Module, optimizer, near: Neighbour) -> None:
+    def play(rounds: int, rates: feda2l.FedA2L, model: nn.Module, optimizer, neighbour: Neighbour) -> None:
         for _ in range(rounds):
             rates.begin_round()
             for batch in TEXTS.split(4):
@@ -118,17 +118,17 @@ def test_accelerate_saves_and_restores_it(tmp_path):
                 accelerator.backward(model(input_ids=batch, labels=batch[:, 0] % 2).loss)
                 optimizer.step()
             rates.end_training()
-            near.average(accelerator.unwrap_model(model))
+            neighbour.average(accelerator.unwrap_model(model))
             rates.step()
 
     def prepare():
         model = bert().eval()
-        near = Neighbour(model)
+        neighbour = Neighbour(model)
         optimizer = torch.optim.SGD(feda2l.layer_groups(model), lr=0.05)
         model, optimizer = accelerator.prepare(model, optimizer)
-        rates = feda2l.FedA2L(optimizer, **KNOBS)
+        rates = feda2l.FedA2L(optimizer, **SETTINGS)
         accelerator.register_for_checkpointing(rates)
-        return rates, model, optimizer, near
+        return rates, model, optimizer, neighbour
 
     whole = prepare()
     play(3, *whole)
