@@ -1,4 +1,4 @@
-"""The reader of CSV text: cells with quotes, rows without values, and the line numbers that errors name."""
+"""The CSV reader: quoted cells, empty rows, and the line numbers in errors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Archives over a real socket: what arrives whole is kept, anything else is said and leaves nothing behind."""
+"""Downloads over a real socket: complete archives are kept, anything else is reported and removed."""
 
 import dataclasses
 import gzip
@@ -41,7 +41,9 @@ def zipped(members: dict[str, bytes]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in members.items():
-            archive.writestr(zipfile.ZipInfo(name), text)  # of a fixed date: the same bytes in every process
+            archive.writestr(
+                zipfile.ZipInfo(name), text
+            )  # ZipInfo has a fixed date, so every process gets the same bytes
     return content.getvalue()
 
 
@@ -51,7 +53,7 @@ SERVED = {"toy.tar.gz": WHOLE, "toy.zip": zipped({"inner.zip": zipped(INSIDE)}),
 
 
 class Server(BaseHTTPRequestHandler):
-    """Serves the archive as its path asks: whole, with one byte changed, or cut off in the middle."""
+    """Serves the archive whole, with one byte changed, or truncated, as the path requests."""
 
     def do_GET(self) -> None:
         kind = self.path.split("/")[1]
@@ -92,15 +94,15 @@ def toy(url: str) -> Archive:
     return Archive("toy", f"{url}/toy.tar.gz", hashlib.md5(WHOLE).hexdigest(), len(WHOLE), "toy", FILES, proven=True)
 
 
-def twice(url: str) -> Archive:
-    """The same files in an archive in an archive, known by its sha256."""
+def nested(url: str) -> Archive:
+    """The same files in a nested archive with a sha256 checksum."""
     body = SERVED["toy.zip"]
     checksum = hashlib.sha256(body).hexdigest()
     return Archive("toy", f"{url}/toy.zip", checksum, len(body), "toy", FILES, proven=True, inner="inner.zip")
 
 
 def single(url: str) -> Archive:
-    """A file that is its own archive."""
+    """A single file that is downloaded without an archive."""
     file = FILES["train.bin"]
     return Archive("toy", f"{url}/train.bin", file.sha256, file.size, ".", {"train.bin": file}, proven=True)
 
@@ -117,17 +119,19 @@ def test_a_whole_archive_is_downloaded_with_progress_and_extracted(
     assert "100%" in capfd.readouterr().err
     assert listing(folder) == ["toy", "toy.tar.gz", "toy/test.bin", "toy/train.bin"]
     assert all((folder / "toy" / name).read_bytes() == content for name, content in CONTENT.items())
-    download.fetch(dataclasses.replace(archive, url="http://127.0.0.1:1/toy.tar.gz"), folder)  # nothing left to do
+    download.fetch(
+        dataclasses.replace(archive, url="http://127.0.0.1:1/toy.tar.gz"), folder
+    )  # no further download is needed
 
 
-def test_an_archive_in_an_archive_is_downloaded_and_extracted(server: str, tmp_path: Path) -> None:
-    archive = twice(f"{server}/whole")
+def test_a_nested_archive_is_downloaded_and_extracted(server: str, tmp_path: Path) -> None:
+    archive = nested(f"{server}/whole")
     assert download.fetch(archive, tmp_path) == tmp_path / "toy"
     assert listing(tmp_path) == ["toy", "toy.zip", "toy/test.bin", "toy/train.bin"]
     assert all((tmp_path / "toy" / name).read_bytes() == content for name, content in CONTENT.items())
 
 
-def test_a_single_file_is_downloaded_and_is_where_it_should_be(server: str, tmp_path: Path) -> None:
+def test_a_single_file_is_downloaded_into_the_data_folder(server: str, tmp_path: Path) -> None:
     archive = single(f"{server}/whole")
     assert download.fetch(archive, tmp_path) == tmp_path
     assert listing(tmp_path) == ["train.bin"]
@@ -137,7 +141,7 @@ def test_a_single_file_is_downloaded_and_is_where_it_should_be(server: str, tmp_
         download.fetch(archive, tmp_path)
 
 
-def test_files_that_lie_in_the_data_folder_itself_are_found_there(tmp_path: Path) -> None:
+def test_files_placed_directly_in_the_data_folder_are_accepted(tmp_path: Path) -> None:
     archive = toy("http://127.0.0.1:1")
     for name, content in CONTENT.items():
         (tmp_path / name).write_bytes(content)
@@ -147,7 +151,7 @@ def test_files_that_lie_in_the_data_folder_itself_are_found_there(tmp_path: Path
     assert archive.missing(tmp_path) == list(CONTENT)
 
 
-@pytest.mark.parametrize("make", [toy, twice, single])
+@pytest.mark.parametrize("make", [toy, nested, single])
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -156,7 +160,7 @@ def test_files_that_lie_in_the_data_folder_itself_are_found_there(tmp_path: Path
         ("absent", "cannot download {url}: 404"),
     ],
 )
-def test_a_bad_download_is_said_and_removed(
+def test_a_bad_download_is_reported_and_removed(
     server: str, tmp_path: Path, kind: str, message: str, make: Callable[[str], Archive]
 ) -> None:
     archive = make(f"{server}/{kind}")
@@ -168,8 +172,8 @@ def test_a_bad_download_is_said_and_removed(
     assert listing(tmp_path) == []
 
 
-def test_without_network_the_message_says_how_to_place_the_files_by_hand(tmp_path: Path) -> None:
-    archive = toy("http://127.0.0.1:1")  # nobody listens there
+def test_without_network_the_message_explains_how_to_place_the_files(tmp_path: Path) -> None:
+    archive = toy("http://127.0.0.1:1")  # no server listens on this port
     with pytest.raises(RunFailed) as error:
         download.fetch(archive, tmp_path)
     for part in (archive.url, str(tmp_path / "toy.tar.gz"), str(tmp_path / "toy"), "--data", "FEDA2L_DATA"):
@@ -191,19 +195,21 @@ except test.RunFailed as error:
 
 
 @pytest.mark.parametrize(("limit", "placed"), [(10_000, False), (30_000, True)])
-def test_a_full_disk_is_said_and_the_part_removed(server: str, tmp_path: Path, limit: int, placed: bool) -> None:
-    """A limit on the size of a file stands for the disk: in the download, and in the extraction."""
+def test_a_full_disk_is_reported_and_the_partial_file_removed(
+    server: str, tmp_path: Path, limit: int, placed: bool
+) -> None:
+    """A limit on the file size simulates a full disk, during the download and during the extraction."""
     if placed:
         (tmp_path / "toy.tar.gz").write_bytes(WHOLE)
     before = listing(tmp_path)
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", LIMITED, here, f"{server}/whole", str(tmp_path), str(limit)]
+    folder = str(Path(__file__).parent)
+    command = [sys.executable, "-c", LIMITED, folder, f"{server}/whole", str(tmp_path), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"the disk of {tmp_path} is full" in done.stdout
     assert listing(tmp_path) == before
 
 
-def test_a_folder_that_cannot_be_written_is_said(server: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(server: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(FedA2LError, match=r"cannot write to .*file/data: Not a directory; choose another folder"):
         download.fetch(toy(f"{server}/whole"), tmp_path / "file" / "data")
@@ -218,7 +224,7 @@ def test_a_folder_that_cannot_be_written_is_said(server: str, tmp_path: Path) ->
         ({"../toy/train.bin": CONTENT["train.bin"]}, "does not contain toy/train.bin"),
     ],
 )
-def test_an_archive_with_other_members_gives_nothing(
+def test_an_archive_with_unexpected_members_is_rejected(
     tmp_path: Path, members: dict[str, bytes | None], message: str
 ) -> None:
     (tmp_path / "toy.tar.gz").write_bytes(pack(members))
@@ -227,7 +233,7 @@ def test_an_archive_with_other_members_gives_nothing(
     assert listing(tmp_path) == ["toy.tar.gz"]
 
 
-def test_members_that_are_not_wanted_are_never_written(tmp_path: Path) -> None:
+def test_unexpected_members_are_never_written(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     evil = dict.fromkeys(("../evil", "../../evil", str(tmp_path / "evil"), "toy/evil", "toy/../evil"), b"evil")
@@ -237,7 +243,7 @@ def test_members_that_are_not_wanted_are_never_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", [WHOLE[: len(WHOLE) // 2], b"<html>not found</html>", b""])
-def test_an_archive_that_is_not_whole_is_said(tmp_path: Path, damaged: bytes) -> None:
+def test_a_truncated_archive_is_reported(tmp_path: Path, damaged: bytes) -> None:
     archive = toy("http://127.0.0.1:1")
     (tmp_path / "toy.tar.gz").write_bytes(damaged)
     expected = f"not a whole archive .*expected {archive.size} bytes, found {len(damaged)}"

@@ -1,4 +1,4 @@
-"""A user's own pictures: what a folder gives, and what is said about one that is not right."""
+"""Images from a user's folder: loading, and errors about folders that cannot be used."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def draw(path: Path, *, grey: bool = False, size: tuple[int, int] = (6, 4)) -> torch.Tensor:
-    """A random picture at that place, and its pixels, channels first."""
+    """Write a random image to this path and return its pixels, channels first."""
     pixels = RANDOM.integers(0, 256, (size[1], size[0]) if grey else (size[1], size[0], 3), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
@@ -22,13 +22,13 @@ def draw(path: Path, *, grey: bool = False, size: tuple[int, int] = (6, 4)) -> t
 
 
 def pets(root: Path, *, test: bool = True, grey: bool = False) -> dict[str, torch.Tensor]:
-    """Two classes, five pictures each for training, two for the test."""
-    names = [f"train/{own}/{number}.png" for own in ("dog", "cat") for number in range(5)]
-    names += [f"test/{own}/{number}.png" for own in ("dog", "cat") for number in range(2)] if test else []
+    """Write two classes with five training images each and two test images each."""
+    names = [f"train/{label}/{number}.png" for label in ("dog", "cat") for number in range(5)]
+    names += [f"test/{label}/{number}.png" for label in ("dog", "cat") for number in range(2)] if test else []
     return {name: draw(root / name, grey=grey) for name in names}
 
 
-def test_a_folder_in_two_parts(tmp_path: Path) -> None:
+def test_a_folder_with_training_and_test_images(tmp_path: Path) -> None:
     drawn = pets(tmp_path)
     (tmp_path / "train" / ".DS_Store").write_text("hidden")
     (tmp_path / "train" / "cat" / ".hidden").write_text("hidden")
@@ -48,7 +48,7 @@ def test_a_folder_in_two_parts(tmp_path: Path) -> None:
     torch.testing.assert_close(normal.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
 
 
-def test_all_grey_is_one_channel_and_one_colour_makes_three(tmp_path: Path) -> None:
+def test_grey_images_have_one_channel_unless_one_image_has_colour(tmp_path: Path) -> None:
     drawn = pets(tmp_path, grey=True)
     assert folder.load(tmp_path).input == (1, 4, 6)
     colours = draw(tmp_path / "test" / "dog" / "1.png")
@@ -59,9 +59,9 @@ def test_all_grey_is_one_channel_and_one_colour_makes_three(tmp_path: Path) -> N
 
 
 def test_a_channel_that_never_changes_is_normalised_to_zero(tmp_path: Path) -> None:
-    for own in ("a", "b"):
+    for label in ("a", "b"):
         for number in range(2):
-            path = tmp_path / "train" / own / f"{number}.png"
+            path = tmp_path / "train" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (2, 2), (100, 10 * number, 0)).save(path)
     images = folder.load(tmp_path, test_fraction=0.5)
@@ -69,20 +69,20 @@ def test_a_channel_that_never_changes_is_normalised_to_zero(tmp_path: Path) -> N
     assert images.normalise(images.train_x)[:, 0].abs().max() < 1e-6
 
 
-def test_without_a_test_part_a_share_of_each_class_is_held_out(
+def test_without_a_test_folder_a_fraction_of_each_class_is_held_out(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     drawn = pets(tmp_path, test=False)
     draw(tmp_path / "train" / "bird" / "0.png")
     images = folder.load(tmp_path, test_fraction=0.4, seed=3)
     assert f"{tmp_path} has no folder test: 4 of 11 pictures, 0.4 of each class (seed 3)" in capfd.readouterr().err
-    assert torch.bincount(images.train_y).tolist() == [1, 3, 3]  # the only bird is left to training
+    assert torch.bincount(images.train_y).tolist() == [1, 3, 3]  # the only bird stays in the training set
     assert torch.bincount(images.test_y).tolist() == [0, 2, 2]
     again, other = folder.load(tmp_path, test_fraction=0.4, seed=3), folder.load(tmp_path, test_fraction=0.4, seed=4)
     assert torch.equal(images.test_x, again.test_x)
     assert not torch.equal(images.test_x, other.test_x)
-    found = {tuple(x.flatten().tolist()) for x in torch.cat([images.train_x, images.test_x])}
-    assert found >= {tuple(x.flatten().tolist()) for x in drawn.values()}
+    loaded = {tuple(x.flatten().tolist()) for x in torch.cat([images.train_x, images.test_x])}
+    assert loaded >= {tuple(x.flatten().tolist()) for x in drawn.values()}
     for share in (0, 1, 1.5):
         with pytest.raises(FedA2LError, match=r"test_share = .*between 0 and 1"):
             folder.load(tmp_path, test_fraction=share)
@@ -95,7 +95,9 @@ def write_nodes(root: Path, owners: dict[str, str], heading: str = "path,node") 
 def test_nodes_come_from_a_file(tmp_path: Path) -> None:
     names = sorted(name for name in pets(tmp_path) if name.startswith("train"))
     owners = {name: ("10" if index % 3 else "9") for index, name in enumerate(names)}
-    write_nodes(tmp_path, {**dict(reversed(owners.items())), "test/cat/0.png": "77"})  # a test picture has no say
+    write_nodes(
+        tmp_path, {**dict(reversed(owners.items())), "test/cat/0.png": "77"}
+    )  # the node of a test image is ignored
     images = folder.load(tmp_path)
     assert images.groups is not None
     assert images.groups.tolist() == [1 if index % 3 else 0 for index in range(10)]  # 9 comes before 10
@@ -103,7 +105,7 @@ def test_nodes_come_from_a_file(tmp_path: Path) -> None:
     assert [len(part) for part in parts] == [4, 6]
 
 
-def test_nodes_of_held_out_pictures_are_left_out(tmp_path: Path) -> None:
+def test_nodes_of_held_out_images_are_left_out(tmp_path: Path) -> None:
     names = sorted(pets(tmp_path, test=False))
     write_nodes(tmp_path, {name: name.split("/")[1] for name in names})
     images = folder.load(tmp_path)
@@ -123,7 +125,7 @@ def test_nodes_of_held_out_pictures_are_left_out(tmp_path: Path) -> None:
         ({"train/cat/0.png": "a\ntrain/cat/0.png,b"}, "line 3, column 'path': train/cat/0.png has a second line"),
     ],
 )
-def test_nodes_that_are_not_right_are_named(tmp_path: Path, change: dict[str, str | None], message: str) -> None:
+def test_mistakes_in_nodes_csv_are_reported(tmp_path: Path, change: dict[str, str | None], message: str) -> None:
     names = sorted(name for name in pets(tmp_path) if name.startswith("train"))
     owners = {**dict.fromkeys(names, "a"), **change}
     write_nodes(tmp_path, {name: node for name, node in owners.items() if node is not None})
@@ -131,7 +133,7 @@ def test_nodes_that_are_not_right_are_named(tmp_path: Path, change: dict[str, st
         folder.load(tmp_path)
 
 
-def test_nodes_without_their_heading_are_named(tmp_path: Path) -> None:
+def test_a_wrong_header_of_nodes_csv_is_reported(tmp_path: Path) -> None:
     pets(tmp_path)
     write_nodes(tmp_path, {"train/cat/0.png": "a"}, heading="path,writer")
     with pytest.raises(FedA2LError, match=r"nodes.csv has no column 'node'; known: path, writer"):
@@ -141,7 +143,7 @@ def test_nodes_without_their_heading_are_named(tmp_path: Path) -> None:
         folder.load(tmp_path)
 
 
-def test_pictures_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+def test_images_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
     pets(tmp_path)
     draw(tmp_path / "test" / "dog" / "1.png", size=(7, 4))
     (tmp_path / "train" / "dog" / "notes.txt").write_text("not a picture")
@@ -155,7 +157,7 @@ def test_pictures_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     assert "test/dog/1.png (is 7 x 4, expected 6 x 4 as train/cat/0.png is)" in text
 
 
-def test_no_usable_picture_at_all(tmp_path: Path) -> None:
+def test_a_folder_without_any_usable_image_is_rejected(tmp_path: Path) -> None:
     for name in ("train/a/0.png", "train/b/0.png"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
@@ -163,7 +165,7 @@ def test_no_usable_picture_at_all(tmp_path: Path) -> None:
         folder.load(tmp_path)
 
 
-def test_a_layout_that_is_not_right_is_named(tmp_path: Path) -> None:
+def test_a_wrong_layout_is_reported(tmp_path: Path) -> None:
     def fails(message: str) -> None:
         with pytest.raises(FedA2LError, match=message):
             folder.load(tmp_path)
@@ -186,17 +188,19 @@ def test_a_layout_that_is_not_right_is_named(tmp_path: Path) -> None:
     fails(f"{tmp_path / 'train' / 'dog' / 'node'} is a folder inside the folder of a class.*list the nodes in")
 
 
-def test_a_class_may_be_absent_from_the_test(tmp_path: Path) -> None:
+def test_a_class_may_be_absent_from_the_test_set(tmp_path: Path) -> None:
     pets(tmp_path)
     for path in (tmp_path / "test" / "dog").iterdir():
         path.unlink()
-    with pytest.raises(FedA2LError, match="dog contains no picture"):  # empty is a mistake, absent is not
+    with pytest.raises(
+        FedA2LError, match="dog contains no picture"
+    ):  # an empty folder is an error, an absent one is not
         folder.load(tmp_path)
     (tmp_path / "test" / "dog").rmdir()
     assert folder.load(tmp_path).test_y.tolist() == [0, 0]
 
 
-def test_statistics_are_exact_over_many_pictures() -> None:
+def test_statistics_are_exact_over_many_images() -> None:
     x = RANDOM.integers(0, 256, (600, 2, 3, 3), dtype=np.uint8)
     mean, std = folder._statistics(x)
     values = x.astype(np.float64) / 255

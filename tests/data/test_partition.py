@@ -1,4 +1,4 @@
-"""The partitions: the released code's sizes, the properties of each kind, and requests that cannot be met."""
+"""Partitions: the sizes of the released code, the properties of each kind, and infeasible requests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,19 +58,19 @@ def test_dirichlet_gives_the_sizes_of_the_released_code(name: str, nodes: int, a
     assert sizes(parts) == [int(size) for size in expected.split()]
 
 
-def test_dirichlet_gives_those_sizes_on_the_official_labels(official: Path) -> None:
+def test_dirichlet_gives_the_released_sizes_on_the_official_labels(official: Path) -> None:
     for name, nodes, alpha, expected in GOLDEN:
         if name != "tinyimagenet":
             labels = data.load(name, official).train_y
             parts = partition.dirichlet(labels, nodes=nodes, alpha=alpha)
             assert sizes(parts) == [int(size) for size in expected.split()]
-            if (name, nodes) == ("cifar100", 10) and alpha < 0.5:  # spec B.4: labels a node holds
+            if (name, nodes) == ("cifar100", 10) and alpha < 0.5:  # spec B.4: labels per node
                 held = (partition.table(labels, parts, 100) > 0).sum(1)
                 assert (held.min(), held.max()) == ((37, 73) if alpha == 0.1 else (13, 36))
 
 
-def test_dirichlet_is_the_released_procedure_index_for_index() -> None:
-    """Against the procedure written out plainly, on a request that needs several draws."""
+def test_dirichlet_equals_the_released_procedure_index_by_index() -> None:
+    """Compare with a plain implementation of the procedure, on a request that needs several draws."""
     random, nodes, alpha, least, draws = np.random.RandomState(3), 10, 0.05, 60, 0
     expected: list[list[int]] = [[]]
     while min(map(len, expected)) < least:
@@ -85,8 +85,8 @@ def test_dirichlet_is_the_released_procedure_index_for_index() -> None:
             for held, piece in zip(expected, np.split(members, cuts), strict=True):
                 held += piece.tolist()
     assert draws > 1
-    found = partition.dirichlet(DIGITS, nodes=nodes, alpha=alpha, seed=3, min_size=least)
-    assert [part.tolist() for part in found] == expected
+    actual = partition.dirichlet(DIGITS, nodes=nodes, alpha=alpha, seed=3, min_size=least)
+    assert [part.tolist() for part in actual] == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +108,7 @@ def test_iid_nodes_differ_by_one_sample_at_most() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "held"), [(5, 2), (10, 2), (13, 3), (4, 10), (7, 9)])
-def test_pathological_nodes_hold_that_many_classes(nodes: int, held: int) -> None:
+def test_pathological_nodes_hold_the_requested_number_of_classes(nodes: int, held: int) -> None:
     counts = partition.table(DIGITS, partition.pathological(DIGITS, nodes=nodes, classes_per_node=held), 10)
     assert ((counts > 0).sum(1) == held).all()
     holders = (counts > 0).sum(0)
@@ -121,7 +121,7 @@ def test_shards_are_contiguous_runs_of_the_sorted_samples() -> None:
     assert ((partition.table(DIGITS, parts, 10) > 0).sum(1) <= 2).all()  # 20 shards, two a class
 
 
-def test_natural_makes_a_node_of_each_value() -> None:
+def test_natural_makes_one_node_per_value() -> None:
     parts = partition.natural(torch.tensor([7, 3, 7, 9]))
     assert [part.tolist() for part in parts] == [[1], [0, 2], [3]]
     with pytest.raises(FedA2LError, match="3 nodes, got nodes = 4"):
@@ -145,7 +145,7 @@ def test_natural_makes_a_node_of_each_value() -> None:
         ({"nodes": 100, "alpha": 0.1}, "need 4000 samples, there are 1440; feasible: nodes <= 36, or min_size <= 14"),
     ],
 )
-def test_wrong_requests_are_named_at_once(request_: dict[str, object], message: str) -> None:
+def test_invalid_requests_are_reported(request_: dict[str, object], message: str) -> None:
     with pytest.raises(FedA2LError) as error:
         partition.dirichlet(DIGITS, **request_)  # type: ignore[arg-type]
     assert message in str(error.value)
@@ -155,12 +155,12 @@ def test_wrong_requests_are_named_at_once(request_: dict[str, object], message: 
     ("labels", "request_"),
     [
         (DIGITS, {"nodes": 30, "alpha": 0.01}),
-        (CLASSES["cifar100"], {"nodes": 1000, "alpha": 0.1}),  # a draw is long
+        (CLASSES["cifar100"], {"nodes": 1000, "alpha": 0.1}),  # one draw takes long
         (DIGITS, {"nodes": 10, "alpha": 1e-300}),  # every gamma variate underflows, the draw is NaN
-        (DIGITS, {"nodes": 10, "alpha": 1e308}),  # and here their sum overflows
+        (DIGITS, {"nodes": 10, "alpha": 1e308}),  # their sum overflows
     ],
 )
-def test_an_infeasible_request_ends_and_what_it_calls_feasible_is(
+def test_an_infeasible_request_fails_with_hints_that_are_feasible(
     labels: np.ndarray, request_: dict[str, float]
 ) -> None:
     with pytest.raises(FedA2LError, match="feasible: ") as error:
@@ -174,7 +174,7 @@ def test_an_infeasible_request_ends_and_what_it_calls_feasible_is(
         partition.dirichlet(labels, **changed)  # type: ignore[arg-type]
 
 
-def test_a_draw_that_underflows_now_and_then_is_drawn_again() -> None:
+def test_a_draw_that_underflows_is_repeated() -> None:
     assert np.isnan(np.random.RandomState(1).dirichlet(np.full(10, 1e-3), size=50)).any()
     assert sum(sizes(partition.dirichlet(DIGITS, nodes=10, alpha=1e-3))) == 1440
 
@@ -195,12 +195,12 @@ def test_a_draw_that_underflows_now_and_then_is_drawn_again() -> None:
         (lambda: partition.split([1, 2], train_fraction=0, seed=1, node=0), "train_fraction must be above 0"),
     ],
 )
-def test_siblings_say_what_is_wrong(make: Callable[[], object], message: str) -> None:
+def test_the_other_partitions_report_invalid_requests(make: Callable[[], object], message: str) -> None:
     with pytest.raises(FedA2LError, match=message):
         make()
 
 
-def test_split_is_three_quarters_rounded_down_and_belongs_to_the_node() -> None:
+def test_split_rounds_down_and_depends_on_the_node() -> None:
     train, rest = partition.split(np.arange(100, 203), train_fraction=0.75, seed=1, node=4)
     assert (len(train), len(rest)) == (77, 26)
     assert sorted([*train, *rest]) == list(range(100, 203))

@@ -1,4 +1,4 @@
-"""Time series: the windows and numbers of the specification from the original files, and every error in words."""
+"""Time series: windows and numbers of the specification on the original files, and errors for every mistake."""
 
 import dataclasses
 import gzip
@@ -71,10 +71,10 @@ def test_beijing_has_the_windows_of_the_specification(air: Series) -> None:
     sizes = dict(zip(air.names, total, strict=True))
     assert (sizes["Shunyi"], sizes["Wanshouxigong"]) == (213, 5_240)
     complete = [~air.rows[a:b].isnan().any(dim=1) for a, b in zip(air.bounds, air.bounds[1:], strict=False)]
-    rows = torch.tensor([float(found.sum()) for found in complete])
+    rows = torch.tensor([float(mask.sum()) for mask in complete])
     assert (round(rows.mean().item()), round(rows.std(correction=0).item())) == (31_847, 981)
-    for all_of_it, tested in zip(total, test, strict=True):
-        assert all_of_it - tested == int(0.8 * all_of_it)
+    for windows_of_site, tested in zip(total, test, strict=True):
+        assert windows_of_site - tested == int(0.8 * windows_of_site)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_other_splits_have_the_errors_of_the_specification(
 
 
 @pytest.mark.parametrize("name", ["rates", "air"])
-def test_rows_are_standardised_by_the_training_part_and_go_back(name: str, request: pytest.FixtureRequest) -> None:
+def test_rows_are_standardised_by_the_training_part(name: str, request: pytest.FixtureRequest) -> None:
     series = request.getfixturevalue(name)
     for node in range(series.nodes):
         cut = int(series.test_starts[series.test_node == node].min()) - (name == "rates")
@@ -114,16 +114,18 @@ def test_rows_are_standardised_by_the_training_part_and_go_back(name: str, reque
         assert last_train + series.lengths.window <= cut  # no row of a training window is at or after the cut
 
 
-def test_values_go_back_to_the_units_of_the_file(official: Path, rates: Series, air: Series) -> None:
+def test_original_restores_the_units_of_the_file(official: Path, rates: Series, air: Series) -> None:
     lines = gzip.decompress((official / "exchange_rate.txt.gz").read_bytes()).decode().splitlines()
     for node in range(8):
-        found = rates.original(rates.rows[node * 7588 : node * 7588 + 2].double(), node)
-        assert found.flatten().tolist() == pytest.approx([float(line.split(",")[node]) for line in lines[:2]], rel=1e-5)
-    first = air.original(air.rows[air.bounds[8]].double(), 8)  # Shunyi's first hour, read in the file by eye
+        values = rates.original(rates.rows[node * 7588 : node * 7588 + 2].double(), node)
+        assert values.flatten().tolist() == pytest.approx(
+            [float(line.split(",")[node]) for line in lines[:2]], rel=1e-5
+        )
+    first = air.original(air.rows[air.bounds[8]].double(), 8)  # Shunyi's first hour, copied from the file
     assert first.tolist() == pytest.approx([3, 6, 3, 8, 300, 44, -0.9, 1025.8, -20.5, 0, 9.3], abs=1e-3)
 
 
-def test_no_window_has_a_missing_value_and_each_is_within_its_node(air: Series) -> None:
+def test_windows_have_no_missing_value_and_stay_within_their_node(air: Series) -> None:
     for starts, node in ((air.train_starts, air.train_node), (air.test_starts, air.test_node)):
         bounds = torch.tensor(air.bounds)
         assert (starts >= bounds[node]).all()
@@ -132,7 +134,7 @@ def test_no_window_has_a_missing_value_and_each_is_within_its_node(air: Series) 
             assert not windows(air.rows, some, 192).isnan().any()
 
 
-def test_the_data_cost_megabytes(air: Series, rates: Series) -> None:
+def test_the_data_need_less_than_20_mebibytes(air: Series, rates: Series) -> None:
     for series in (air, rates):
         starts = (series.train_starts, series.train_node, series.test_starts, series.test_node)
         assert sum(tensor.nbytes for tensor in (series.rows, *starts)) < 20 * 2**20
@@ -145,7 +147,7 @@ def test_crossing_windows_can_be_kept(official: Path, air: Series) -> None:
     assert torch.equal(kept.rows.nan_to_num(), air.rows.nan_to_num())
 
 
-def test_the_checksums_are_those_of_the_files(official: Path) -> None:
+def test_the_checksums_match_the_files(official: Path) -> None:
     for name, file in (exchange_rate.ARCHIVE.files | beijing.ARCHIVE.files).items():
         path = official / name
         assert (path.stat().st_size, digest(path, "sha256")) == (file.size, file.sha256)
@@ -176,18 +178,18 @@ def test_split_rows_counts_as_by_hand(rows: int, stride: int) -> None:
 @pytest.mark.parametrize("stride", [1, 3])
 def test_split_windows_counts_as_by_hand(stride: int) -> None:
     complete = np.random.default_rng(0).random(300) > 0.08
-    found = [s for s in range(0, 296, stride) if complete[s : s + 5].all()]
-    first = int(0.8 * len(found))
+    starts = [s for s in range(0, 296, stride) if complete[s : s + 5].all()]
+    first = int(0.8 * len(starts))
     split = split_windows(complete, SHORT, stride=stride)
-    assert split.cut == found[first]
-    assert split.test.tolist() == found[first:]
-    assert split.train.tolist() == [s for s in found[:first] if s + 5 <= split.cut]
+    assert split.cut == starts[first]
+    assert split.test.tolist() == starts[first:]
+    assert split.train.tolist() == [s for s in starts[:first] if s + 5 <= split.cut]
     assert split.left_out == first - len(split.train)
     kept = split_windows(complete, SHORT, stride=stride, crossing="train")
-    assert (kept.train.tolist(), kept.left_out) == (found[:first], 0)
+    assert (kept.train.tolist(), kept.left_out) == (starts[:first], 0)
 
 
-def test_complete_windows_of_nothing_are_none() -> None:
+def test_complete_windows_may_be_empty() -> None:
     assert complete_windows(np.zeros(10, dtype=bool), 3).tolist() == []
     assert complete_windows(np.ones(2, dtype=bool), 3).tolist() == []
 
@@ -204,15 +206,15 @@ def test_lengths_and_stride_are_at_least_one(lengths: tuple[int, int], stride: i
         split_windows(np.ones(100, dtype=bool), Lengths(*lengths), stride=stride)
 
 
-def test_a_variate_that_never_moves_stays_finite() -> None:
+def test_a_constant_variate_stays_finite() -> None:
     rows = np.stack([np.arange(20.0), np.full(20, 7.0)], axis=1)
     series = assemble("toy", [Site("a", rows, split_rows(20, SHORT, train_fraction=0.5))], ("x", "y"), SHORT)
     assert (series.rows[:, 1] == 0).all()
     torch.testing.assert_close(series.original(series.rows.double(), 0), torch.from_numpy(rows), atol=1e-5, rtol=0)
 
 
-def test_errors_of_a_forecast_are_means_over_windows_node_by_node() -> None:
-    """Two nodes of constant rows 0; the forecast is off by 1 at one node and by 2 at the other."""
+def test_errors_of_a_forecast_are_means_over_windows_per_node() -> None:
+    """Two nodes with rows of zeros. The forecast error is 1 at one node and 2 at the other."""
     zeros = torch.zeros(40, 1)
     series = Series(
         name="toy",
@@ -230,9 +232,9 @@ def test_errors_of_a_forecast_are_means_over_windows_node_by_node() -> None:
         stds=torch.ones(2, 1),
     )
     offsets = iter([torch.tensor([1.0, -1.0]), torch.tensor([2.0])])
-    found = forecast_errors(series, lambda x: next(offsets).view(-1, 1, 1).expand(-1, 2, 1), batch=2)
-    assert found.mse.tolist() == [1.0, 4.0]
-    assert found.mae.tolist() == [1.0, 2.0]
+    errors = forecast_errors(series, lambda x: next(offsets).view(-1, 1, 1).expand(-1, 2, 1), batch=2)
+    assert errors.mse.tolist() == [1.0, 4.0]
+    assert errors.mae.tolist() == [1.0, 2.0]
     assert series.groups is series.train_node
 
 
@@ -242,7 +244,7 @@ def test_the_naive_forecasts_by_hand() -> None:
     assert window_mean(x, 2).tolist() == [[[3.0, 30.0]] * 2]
 
 
-# files that are not right
+# files with mistakes
 
 
 def zipped(members: dict[str, bytes]) -> bytes:
@@ -254,7 +256,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
 
 
 def packed_twice(files: dict[str, bytes]) -> bytes:
-    """Beijing's archive: one that holds one that holds the folder."""
+    """The Beijing archive: an archive inside an archive."""
     assert beijing.ARCHIVE.inner is not None
     inside = zipped({f"{beijing.ARCHIVE.folder}/{name}": text for name, text in files.items()})
     return zipped({beijing.ARCHIVE.inner: inside, "data.csv": b""})
@@ -269,13 +271,13 @@ def write_rates(folder: Path, lines: list[str]) -> Path:
 RATE = ",".join(["1.5"] * 8)
 
 
-def test_a_missing_file_of_rates_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_of_rates_is_reported(tmp_path: Path) -> None:
     words = rf"{tmp_path}/exchange_rate.txt.gz is missing; `feda2l data fetch exchange_rate.*raw.githubusercontent.com"
     with pytest.raises(FedA2LError, match=words):
         exchange_rate.load(tmp_path)
 
 
-def test_a_truncated_file_of_rates_is_named(official: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_of_rates_is_reported(official: Path, tmp_path: Path) -> None:
     content = (official / "exchange_rate.txt.gz").read_bytes()
     path = tmp_path / "exchange_rate.txt.gz"
     path.write_bytes(content[:1000])
@@ -286,27 +288,27 @@ def test_a_truncated_file_of_rates_is_named(official: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("word", ["abc", "", "nan", "inf", "NA"])
-def test_a_rate_that_is_no_number_is_found(tmp_path: Path, word: str) -> None:
+def test_a_rate_that_is_not_a_number_is_reported(tmp_path: Path, word: str) -> None:
     path = write_rates(tmp_path, [RATE, f"1,2,3,{word},5,6,7,8", RATE])
     words = f"{path}, line 2, column 'Switzerland': expected a number, found {word!r}"
     with pytest.raises(FedA2LError, match=re.escape(words)):
         exchange_rate.read(path)
 
 
-def test_a_line_of_rates_with_a_value_too_few_is_found(tmp_path: Path) -> None:
+def test_a_line_of_rates_with_too_few_values_is_reported(tmp_path: Path) -> None:
     path = write_rates(tmp_path, [RATE, RATE, "1,2,3"])
     with pytest.raises(FedA2LError, match=f"{path}, line 3: expected 8 values, found 3"):
         exchange_rate.read(path)
 
 
-def test_an_empty_file_is_named(tmp_path: Path) -> None:
+def test_an_empty_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FedA2LError, match="is empty"):
         exchange_rate.read(write_rates(tmp_path, []))
     with pytest.raises(FedA2LError, match="here has no row below its first line"):
         parse_csv("here", "a,b\n")
 
 
-def test_a_series_shorter_than_a_window_is_named(tmp_path: Path) -> None:
+def test_a_series_shorter_than_a_window_is_reported(tmp_path: Path) -> None:
     path = write_rates(tmp_path, [RATE] * 150)
     words = r"Australia has no train window of 96 \+ 96 rows: of its 150 rows at most 150 in succession"
     with pytest.raises(FedA2LError, match=words):
@@ -322,7 +324,7 @@ HEADER = (
 
 
 def hour(number: int, *, wind: str = '"NW"', **cells: str) -> str:
-    """A line of a station's file, `number` hours after 2013-03-01."""
+    """The line of a station's file for `number` hours after 2013-03-01."""
     day, clock = divmod(number, 24)
     named = {name: str(number % 7 + place) for place, name in enumerate(beijing.VARIATES)} | cells
     values = [named[name] for name in beijing.VARIATES]
@@ -338,7 +340,7 @@ def station(lines: list[str], **options: object) -> Series:
 LINES = [hour(number) for number in range(100)]
 
 
-def test_an_incomplete_hour_breaks_windows_wherever_the_gap_is() -> None:
+def test_an_incomplete_hour_breaks_windows_in_every_column() -> None:
     whole = station(LINES)
     assert len(whole.train_starts) + len(whole.test_starts) + int(whole.left_out) == 96
     for gap in (hour(50, RAIN="NA"), hour(50, wind="NA"), None):
@@ -378,7 +380,7 @@ def test_stations_share_one_clock() -> None:
         ({"hour": "4.5"}, "line 7, column 'hour': expected a whole number in 0..23, found 4.5"),
     ],
 )
-def test_a_cell_that_is_not_right_is_found(cells: dict[str, str], words: str) -> None:
+def test_an_invalid_cell_is_reported(cells: dict[str, str], words: str) -> None:
     with pytest.raises(FedA2LError, match="here.csv, " + re.escape(words)):
         station([*LINES[:5], hour(5, **cells), *LINES[6:]])
 
@@ -392,12 +394,12 @@ def test_a_cell_that_is_not_right_is_found(cells: dict[str, str], words: str) ->
         ([hour(number, wind="NA") for number in range(100)], "a value in every hour is missing"),
     ],
 )
-def test_a_station_that_is_not_right_is_named(lines: list[str], words: str) -> None:
+def test_an_invalid_station_is_reported(lines: list[str], words: str) -> None:
     with pytest.raises(FedA2LError, match="here.csv.*" + re.escape(words)):
         station(lines)
 
 
-def test_a_station_without_a_whole_window_is_named() -> None:
+def test_a_station_without_a_complete_window_is_reported() -> None:
     lines = [hour(number, **({"CO": "NA"} if number % 4 == 3 else {})) for number in range(100)]
     words = r"Here has no train window of 3 \+ 2 rows: of its 99 rows at most 3 in succession have no missing value"
     with pytest.raises(FedA2LError, match=words):
@@ -405,7 +407,7 @@ def test_a_station_without_a_whole_window_is_named() -> None:
     assert station(lines, lengths=(2, 1)).input == (2, 11)
 
 
-def test_a_missing_column_is_named() -> None:
+def test_a_missing_column_is_reported() -> None:
     table = parse_csv("here.csv", "\n".join([HEADER.replace("PRES", "PRESS"), *LINES]))
     with pytest.raises(FedA2LError, match=r"here.csv has no column 'PRES'; known: No, year, .*PRESS"):
         beijing.read([("Here", table)])
@@ -416,7 +418,7 @@ def test_no_station_is_an_error() -> None:
         beijing.read([])
 
 
-def test_missing_stations_are_named_with_the_places(official: Path, tmp_path: Path) -> None:
+def test_missing_stations_are_reported_with_their_paths(official: Path, tmp_path: Path) -> None:
     with pytest.raises(
         FedA2LError, match=rf"{tmp_path}/PRSA_Data_20130301-20170228/PRSA_Data_Aoti.*archive.ics.uci.edu"
     ):
@@ -431,7 +433,7 @@ def test_missing_stations_are_named_with_the_places(official: Path, tmp_path: Pa
         beijing.load(tmp_path)
 
 
-def test_the_archive_in_the_archive_is_enough(
+def test_the_nested_archive_is_sufficient(
     official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, air: Series
 ) -> None:
     path = tmp_path / beijing.ARCHIVE.name
@@ -459,7 +461,7 @@ def test_the_archive_in_the_archive_is_enough(
         ({beijing.ARCHIVE.inner: b"PK nothing"}, "is not a whole archive"),
     ],
 )
-def test_an_archive_that_holds_no_archive_is_named(
+def test_an_archive_without_an_inner_archive_is_reported(
     packed: bytes | dict[str, bytes], words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / beijing.ARCHIVE.name
@@ -469,7 +471,7 @@ def test_an_archive_that_holds_no_archive_is_named(
     assert [left.name for left in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binary_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / beijing.file_name("Shunyi")
     path.write_bytes(b"a\xffb")
     monkeypatch.setattr(beijing, "STATIONS", {"Shunyi": File(3, "")})

@@ -1,4 +1,4 @@
-"""A user's own series from a CSV file: sites, gaps, columns, and every mistake in words."""
+"""Time series from a user's CSV file: sites, gaps, columns, and errors for every mistake."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def write(folder: Path, *lines: str, name: str = "own.csv") -> Path:
 
 
 def rows(count: int, *, site: str | None = None, gap: int | None = None, word: str = "") -> list[str]:
-    """Lines `[site,] x, y` of a straight line and a wave; `gap` is the line whose y says `word`."""
+    """Lines `[site,] x, y` of a straight line and a wave. The y cell of line `gap` holds `word`."""
     lines = []
     for t in range(count):
         y = word if t == gap else f"{np.sin(t):.6f}"
@@ -41,12 +41,12 @@ def test_a_file_without_a_node_column_is_one_site(tmp_path: Path) -> None:
     torch.testing.assert_close(back[:, 0], torch.arange(40.0).double(), rtol=0, atol=1e-5)
 
 
-def test_sites_may_be_mixed_line_by_line_and_are_in_order_of_their_names(tmp_path: Path) -> None:
+def test_lines_of_sites_may_be_interleaved_and_sites_are_sorted(tmp_path: Path) -> None:
     apart = [*rows(40, site="9"), *rows(30, site="10")]
     mixed = [line for pair in zip(apart[:30], apart[40:], strict=True) for line in pair] + apart[30:40]
     one = series_file.load(write(tmp_path, "site,x,y", *apart), node="site", lengths=LENGTHS)
     other = series_file.load(write(tmp_path, "site,x,y", *mixed), node="site", lengths=LENGTHS)
-    assert one.names == other.names == ("9", "10")  # whole numbers go by their value
+    assert one.names == other.names == ("9", "10")  # whole numbers are sorted by value
     assert one.bounds == other.bounds == (0, 40, 70)
     assert torch.equal(one.rows, other.rows)
     assert torch.equal(one.train_node, other.train_node)
@@ -61,7 +61,7 @@ def test_no_window_holds_a_missing_cell(tmp_path: Path, word: str) -> None:
     assert {5, 11} <= set(starts)
 
 
-def test_columns_can_be_chosen_and_the_time_left_out(tmp_path: Path) -> None:
+def test_columns_can_be_selected_without_the_time_column(tmp_path: Path) -> None:
     lines = [f"2024-01-01 00:{t:02d},{row}" for t, row in enumerate(rows(40))]
     path = write(tmp_path, '"time", "x" ,y', *lines)
     series = series_file.load(path, variates=["y"], lengths=LENGTHS)
@@ -76,7 +76,7 @@ def test_columns_can_be_chosen_and_the_time_left_out(tmp_path: Path) -> None:
         series_file.load(path, lengths=LENGTHS)
 
 
-def test_a_stride_and_an_end_with_empty_lines(tmp_path: Path) -> None:
+def test_a_stride_and_empty_lines_at_the_end(tmp_path: Path) -> None:
     series = series_file.load(write(tmp_path, "x,y", *rows(60), "", ""), lengths=LENGTHS, stride=4)
     assert (torch.cat([series.train_starts, series.test_starts]) % 4 == 0).all()
 
@@ -108,13 +108,13 @@ def test_a_stride_and_an_end_with_empty_lines(tmp_path: Path) -> None:
         ([], {}, r"own.csv is empty"),
     ],
 )
-def test_a_mistake_is_named(tmp_path: Path, lines: list[str], options: dict[str, object], words: str) -> None:
+def test_a_mistake_is_reported(tmp_path: Path, lines: list[str], options: dict[str, object], words: str) -> None:
     path = write(tmp_path, *lines)
     with pytest.raises(FedA2LError, match=words):
         series_file.load(path, lengths=LENGTHS, **options)  # type: ignore[arg-type]
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FedA2LError, match=rf"{tmp_path}/no.csv cannot be read: No such file"):
         series_file.load(tmp_path / "no.csv")
     with pytest.raises(FedA2LError, match=rf"{tmp_path} cannot be read: Is a directory"):

@@ -1,4 +1,4 @@
-"""Who holds which windows: every window once, what each kind promises, and requests that cannot be met."""
+"""The assignment of windows to nodes: every window once, the properties of each kind, and infeasible requests."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,17 +18,17 @@ LENGTHS = Lengths(6, 4)
 
 
 def waves(sites: int = 3, rows: int = 400, *, gaps: bool = False) -> Series:
-    """Random walks of two variates at a few sites; with gaps, each site loses some rows."""
+    """Random walks of two variates at a few sites. With `gaps`, each site has missing rows."""
     generator = np.random.default_rng(0)
-    found = []
+    series = []
     for site in range(sites):
         values = generator.normal(size=(rows, 2)).cumsum(axis=0)
         split = split_rows(rows, LENGTHS)
         if gaps:
             values[generator.random(rows) < 0.02 * (site + 1)] = np.nan
             split = split_windows(~np.isnan(values).any(axis=1), LENGTHS)
-        found.append(Site(f"site {site}", values, split))
-    return assemble("waves", found, ("x", "y"), LENGTHS)
+        series.append(Site(f"site {site}", values, split))
+    return assemble("waves", series, ("x", "y"), LENGTHS)
 
 
 KINDS: dict[str, Callable[..., list[Indices]]] = {
@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[..., list[Indices]]] = {
 
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_window_is_dealt_once_and_the_same_again(kind: str, gaps: bool) -> None:
+def test_every_window_is_assigned_once_and_reproducibly(kind: str, gaps: bool) -> None:
     series = waves(gaps=gaps)
     parts = KINDS[kind](series)
     assert np.sort(np.concatenate(parts)).tolist() == list(range(len(series.train_starts)))
@@ -55,7 +55,7 @@ def test_a_minimum_that_cannot_be_met_is_an_error(kind: str) -> None:
         KINDS[kind](waves(), min_size=10_000)
 
 
-def test_a_natural_partition_is_the_sites_own_windows() -> None:
+def test_a_natural_partition_gives_each_node_the_windows_of_its_site() -> None:
     series = waves(gaps=True)
     for node, part in enumerate(natural(series.train_node, nodes=3)):
         assert (series.train_node[torch.from_numpy(part)] == node).all()
@@ -65,7 +65,7 @@ def test_a_natural_partition_is_the_sites_own_windows() -> None:
 
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("nodes", [1, 2, 7])
-def test_by_time_is_blocks_of_equal_numbers_in_time_order(nodes: int, gaps: bool) -> None:
+def test_by_time_gives_blocks_of_equal_size_in_time_order(nodes: int, gaps: bool) -> None:
     series = waves(gaps=gaps)
     time = series.train_starts - torch.tensor(series.bounds)[series.train_node]
     parts = [time[torch.from_numpy(part)] for part in by_time(series, nodes=nodes)]
@@ -74,11 +74,11 @@ def test_by_time_is_blocks_of_equal_numbers_in_time_order(nodes: int, gaps: bool
         assert earlier.max() <= later.min()
         assert (earlier.diff() >= 0).all()
     if nodes > 2 and not gaps:
-        assert parts[0].max() + LENGTHS.window <= parts[2].min()  # blocks that do not touch share no row
+        assert parts[0].max() + LENGTHS.window <= parts[2].min()  # non-adjacent blocks share no row
 
 
 @pytest.mark.parametrize("nodes", [0, -1, 2.5, 100_000])
-def test_by_time_needs_nodes_that_can_be_filled(nodes: int) -> None:
+def test_by_time_rejects_an_infeasible_number_of_nodes(nodes: int) -> None:
     with pytest.raises(FedA2LError, match="nodes"):
         by_time(waves(), nodes=nodes)
 
@@ -104,7 +104,7 @@ def test_clusters_depend_on_the_seed_and_are_all_used() -> None:
 
 
 def test_each_window_is_in_the_cluster_of_the_nearest_centre() -> None:
-    """Where Lloyd's steps have settled, a centre is the mean of its windows and each window is nearest to its own."""
+    """After Lloyd's algorithm converges, a centre is the mean of its windows and is the nearest centre to each."""
     series = waves()
     features, labels = window_features(series), cluster_windows(series, clusters=4)
     centres = np.stack([features[labels == cluster].mean(axis=0) for cluster in range(4)])
@@ -112,7 +112,7 @@ def test_each_window_is_in_the_cluster_of_the_nearest_centre() -> None:
     assert np.array_equal(distance.argmin(axis=1), labels)
 
 
-def test_the_slope_tells_rising_from_falling_windows() -> None:
+def test_the_slope_separates_rising_from_falling_windows() -> None:
     time, noise = np.arange(200.0), np.random.default_rng(0).normal(size=(3, 200)) * 0.01
     split = split_rows(200, LENGTHS)
     saw = time % 40
@@ -131,9 +131,9 @@ def test_features_are_mean_deviation_and_slope() -> None:
     slope = np.polynomial.polynomial.polyfit(np.arange(6), x[:, :, 1].T, 1)[1]
     expected = np.stack([x[:, :, 1].mean(axis=1), x[:, :, 1].std(axis=1), slope], axis=1)
     expected = (expected - expected.mean(axis=0)) / expected.std(axis=0)
-    found = window_features(series, batch=100)
-    assert found.shape == (len(series.train_starts), 6)
-    np.testing.assert_allclose(found[:, [1, 3, 5]], expected, atol=1e-8)
+    actual = window_features(series, batch=100)
+    assert actual.shape == (len(series.train_starts), 6)
+    np.testing.assert_allclose(actual[:, [1, 3, 5]], expected, atol=1e-8)
 
 
 @pytest.mark.parametrize("clusters", [0, 100_000])
@@ -142,14 +142,14 @@ def test_clusters_must_fit_the_windows(clusters: int) -> None:
         cluster_windows(waves(), clusters=clusters)
 
 
-def test_windows_that_are_all_alike_are_one_cluster() -> None:
+def test_identical_windows_form_one_cluster() -> None:
     split = split_rows(60, LENGTHS)
     series = assemble("flat", [Site("a", np.ones((60, 1)), split)], ("x",), LENGTHS)
     assert cluster_windows(series, clusters=3).tolist() == [0] * len(series.train_starts)
 
 
 @pytest.mark.parametrize("name", ["exchange_rate", "beijing"])
-def test_the_real_data_are_dealt(official: Path, name: str) -> None:
+def test_the_real_data_are_assigned(official: Path, name: str) -> None:
     series = (exchange_rate if name == "exchange_rate" else beijing).load(official)
     sizes = [len(part) for part in natural(series.train_node)]
     assert sizes == torch.bincount(series.train_node).tolist()

@@ -1,4 +1,4 @@
-"""A user's own table: what a CSV file gives, that nodes learn from it, and what is said about one that is not right."""
+"""A user's table from a CSV file: loading, training on it, and errors about tables that cannot be used."""
 
 from pathlib import Path
 
@@ -21,21 +21,21 @@ def path(tmp_path: Path) -> Path:
 
 def test_rows_classes_and_nodes(path: Path, tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("\ufeffweight;colour;age\n4;blue;3\n")
-    found = table.load(path, "colour", node="site", features=["weight", "age"], test=_commas(tmp_path / "test.csv"))
-    assert (found.name, found.input, found.classes) == ("own", (1, 1, 2), 2)
-    assert found.class_names == ("blue", "red")
-    assert found.features == ("weight", "age")
-    assert (found.train_x.dtype, found.train_y.dtype) == (torch.float32, torch.int64)
-    assert found.train_y.tolist() == [1, 0, 1, 0]
-    assert found.groups is not None
-    assert found.groups.tolist() == [1, 0, 1, 0]
+    loaded = table.load(path, "colour", node="site", features=["weight", "age"], test=_commas(tmp_path / "test.csv"))
+    assert (loaded.name, loaded.input, loaded.classes) == ("own", (1, 1, 2), 2)
+    assert loaded.class_names == ("blue", "red")
+    assert loaded.features == ("weight", "age")
+    assert (loaded.train_x.dtype, loaded.train_y.dtype) == (torch.float32, torch.int64)
+    assert loaded.train_y.tolist() == [1, 0, 1, 0]
+    assert loaded.groups is not None
+    assert loaded.groups.tolist() == [1, 0, 1, 0]
     numbers = np.array([[2.5, 1], [-1000, 3], [4, 5], [5, 7]])
     expected = (numbers - numbers.mean(0)) / numbers.std(0)
-    np.testing.assert_allclose(found.train_x.numpy().reshape(4, 2), expected, rtol=1e-6)
-    back = found.test_x.numpy().reshape(1, 2) * found.spread + found.centre
+    np.testing.assert_allclose(loaded.train_x.numpy().reshape(4, 2), expected, rtol=1e-6)
+    back = loaded.test_x.numpy().reshape(1, 2) * loaded.spread + loaded.centre
     np.testing.assert_allclose(back, [[4, 3]], rtol=1e-5)
-    assert found.test_y.tolist() == [0]
-    assert torch.equal(found.normalise(found.train_x), found.train_x)
+    assert loaded.test_y.tolist() == [0]
+    assert torch.equal(loaded.normalise(loaded.train_x), loaded.train_x)
 
 
 def _commas(path: Path) -> Path:
@@ -43,31 +43,33 @@ def _commas(path: Path) -> Path:
     return path
 
 
-def test_other_columns_are_features_and_a_share_is_held_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_columns_are_features_and_a_fraction_is_held_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "own.csv"
     path.write_text("x;y;label\n" + "".join(f"{n};{n * n};{n % 3 * 5}\n" for n in range(30)))
-    found = table.load(path, "label", delimiter=";", test_fraction=0.3, seed=1)
+    loaded = table.load(path, "label", delimiter=";", test_fraction=0.3, seed=1)
     assert f"{path}: 9 of 30 rows, 0.3 of each class (seed 1), are held out for the test" in capfd.readouterr().err
-    assert found.features == ("x", "y")
-    assert found.class_names == ("0", "5", "10")  # numbers in their own order
-    assert torch.bincount(found.train_y).tolist() == [7, 7, 7]
-    assert torch.bincount(found.test_y).tolist() == [3, 3, 3]
-    assert found.groups is None
-    x = torch.cat([found.train_x, found.test_x]).reshape(30, 2).double().numpy() * found.spread + found.centre
-    labels = torch.cat([found.train_y, found.test_y]).tolist()
+    assert loaded.features == ("x", "y")
+    assert loaded.class_names == ("0", "5", "10")  # sorted as numbers
+    assert torch.bincount(loaded.train_y).tolist() == [7, 7, 7]
+    assert torch.bincount(loaded.test_y).tolist() == [3, 3, 3]
+    assert loaded.groups is None
+    x = torch.cat([loaded.train_x, loaded.test_x]).reshape(30, 2).double().numpy() * loaded.spread + loaded.centre
+    labels = torch.cat([loaded.train_y, loaded.test_y]).tolist()
     rows = sorted(zip(np.rint(x[:, 0]).astype(int).tolist(), labels, strict=True))
     assert rows == [(n, n % 3) for n in range(30)]
-    assert torch.equal(found.test_x, table.load(path, "label", delimiter=";", test_fraction=0.3, seed=1).test_x)
+    assert torch.equal(loaded.test_x, table.load(path, "label", delimiter=";", test_fraction=0.3, seed=1).test_x)
 
 
-def test_a_large_mean_and_a_constant_do_no_harm(tmp_path: Path) -> None:
+def test_a_large_mean_and_a_constant_column_are_handled(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text("time,constant,label\n" + "".join(f"{1.7e9 + n},0.1,{n % 2}\n" for n in range(40)))
-    found = table.load(path, "label", test=path)
+    loaded = table.load(path, "label", test=path)
     expected = (np.arange(40) - 19.5) / np.arange(40).std()
-    np.testing.assert_allclose(found.train_x[:, 0, 0, 0], expected, rtol=1e-6)
-    assert found.train_x[:, 0, 0, 1].abs().max() < 1e-6
-    assert found.spread[1] == 1
+    np.testing.assert_allclose(loaded.train_x[:, 0, 0, 0], expected, rtol=1e-6)
+    assert loaded.train_x[:, 0, 0, 1].abs().max() < 1e-6
+    assert loaded.spread[1] == 1
 
 
 @pytest.mark.parametrize(
@@ -90,14 +92,14 @@ def test_a_large_mean_and_a_constant_do_no_harm(tmp_path: Path) -> None:
         ("y,x,label\n" + "1,1e300,a\n1,-1e300,b\n" * 3, "own.csv, column 'x': the numbers are too large"),
     ],
 )
-def test_a_table_that_is_not_right_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_in_a_table_is_reported(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "own.csv").write_text(text)
     with pytest.raises(FedA2LError) as error:
         table.load(tmp_path / "own.csv", "label")
     assert message in str(error.value)
 
 
-def test_nodes_and_features_must_be_there(path: Path) -> None:
+def test_node_and_feature_columns_must_exist(path: Path) -> None:
     with pytest.raises(FedA2LError, match="has no column 'sites'; did you mean 'site'"):
         table.load(path, "colour", node="sites", features=["age"])
     with pytest.raises(FedA2LError, match="has no column 'ages'; did you mean 'age'"):
@@ -110,7 +112,7 @@ def test_nodes_and_features_must_be_there(path: Path) -> None:
         table.load(path, "colour", node="site", test_fraction=0.5)
 
 
-def test_a_class_that_is_only_in_the_test_part_is_named(path: Path, tmp_path: Path) -> None:
+def test_a_class_that_only_the_test_file_has_is_reported(path: Path, tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("age,colour,weight,site\n1,red,1,a\n2,green,1,a\n")
     with pytest.raises(
         FedA2LError, match=r"test.csv, line 3, column 'colour': .*own.csv has no training row of the class 'green'"
@@ -121,7 +123,7 @@ def test_a_class_that_is_only_in_the_test_part_is_named(path: Path, tmp_path: Pa
         table.load(path, "colour", node="site", test=tmp_path / "test.csv")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FedA2LError, match=r"absent.csv cannot be read: No such file"):
         table.load(tmp_path / "absent.csv", "label")
     (tmp_path / "own.csv").write_bytes(b"x,label\n1,a\n\xff,b\n")
@@ -134,13 +136,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_nodes_learn_from_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    """A table goes through a run as pictures do, each node with its own rows; a model for pictures is refused."""
+    """A run trains on a table as on images, with different rows per node. Models that need images are rejected."""
     path = tmp_path / "own.csv"
     numbers = np.random.default_rng(0).normal(size=(400, 3)) + 1000
     rows = [f"{a},{b},{c},{'more' if a > b else 'less'},{n % 4}" for n, (a, b, c) in enumerate(numbers)]
     path.write_text("\n".join(["a,b,c,label,node", *rows]))
-    own = catalog.Entry("own", "a table", model, lambda _: table.load(path, "label", node="node"))
-    monkeypatch.setitem(catalog.CATALOG, "own", own)
+    entry = catalog.Entry("own", "a table", model, lambda _: table.load(path, "label", node="node"))
+    monkeypatch.setitem(catalog.CATALOG, "own", entry)
     spec = {
         "rounds": 20,
         "data": {"name": "own", "nodes": 4, "partition": "natural", "train_fraction": 1.0},
@@ -155,7 +157,7 @@ def test_nodes_learn_from_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(run.summary["class_accuracy"]) == ["less", "more"]
 
 
-def test_a_test_part_out_of_all_proportion_is_named(path: Path, tmp_path: Path) -> None:
+def test_a_test_file_with_too_large_numbers_is_reported(path: Path, tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("age,colour,weight,site\n1e300,red,1,a\n")
     with pytest.raises(FedA2LError, match="column 'age': the numbers are too large"):
         table.load(path, "colour", node="site", test=tmp_path / "test.csv")

@@ -1,4 +1,4 @@
-"""Tiny ImageNet from a small archive of the same layout: what is read, what is said, and what is kept."""
+"""Tiny ImageNet from a small archive with the same layout: loading, errors and the cached file."""
 
 import dataclasses
 import hashlib
@@ -27,9 +27,9 @@ from feda2l.data.tinyimagenet import TINYIMAGENET, TinyImageNet
 from feda2l.errors import FedA2LError, RunFailed
 
 SMALL = dataclasses.replace(TINYIMAGENET, classes=3, train=12, test=2)
-IDS = ("n03", "n01", "n02")  # as wnids.txt has them: not sorted
+IDS = ("n03", "n01", "n02")  # in the order of wnids.txt, which is not sorted
 TOP = "tiny-imagenet-200"
-KEPT = "tiny-imagenet-200.safetensors"
+CACHED = "tiny-imagenet-200.safetensors"
 GREY, DAMAGED, WIDE = (f"{TOP}/train/{name}" for name in (
     "n01/images/n01_3.JPEG", "n02/images/n02_5.JPEG", "n03/images/n03_11.JPEG"
 ))  # fmt: skip
@@ -42,13 +42,13 @@ def jpeg(shade: tuple[int, int, int] | int, size: tuple[int, int] = (64, 64)) ->
 
 
 def shade(name: str) -> int:
-    """A red of its own for each picture, far enough from the next to survive JPEG."""
-    own, _, number = Path(name).stem.rpartition("_")
-    return {"n01": 0, "n02": 60, "n03": 120, "val": 180}[own] + 5 * int(number)
+    """A different red for each image, far enough from the next to survive JPEG compression."""
+    prefix, _, number = Path(name).stem.rpartition("_")
+    return {"n01": 0, "n02": 60, "n03": 120, "val": 180}[prefix] + 5 * int(number)
 
 
 def members() -> dict[str, bytes]:
-    """The files of a whole archive, one picture of them grey."""
+    """The files of a complete archive. One image is grey."""
     annotated = [f"val_{number}.JPEG\t{IDS[number % 3]}\t0\t0\t9\t9" for number in range(6)]
     files = {
         "wnids.txt": "\n".join(IDS).encode() + b"\n",
@@ -56,7 +56,7 @@ def members() -> dict[str, bytes]:
         "val/val_annotations.txt": "\n".join([*annotated[3:], *annotated[2::-1]]).encode() + b"\n",
         "test/images/test_0.JPEG": jpeg(0),
     }
-    names = [f"train/{own}/images/{own}_{number}.JPEG" for own in IDS for number in range(12)]
+    names = [f"train/{word_id}/images/{word_id}_{number}.JPEG" for word_id in IDS for number in range(12)]
     names += [f"val/images/val_{number}.JPEG" for number in range(6)]
     files |= {name: jpeg((shade(name), 0, 0)) for name in names}
     return {f"{TOP}/{name}": content for name, content in files.items()} | {GREY: jpeg(77)}
@@ -67,7 +67,7 @@ def with_faults(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def place(folder: Path, files: dict[str, bytes], kind: str = "zip") -> TinyImageNet:
-    """Put the files into the data folder, as an archive or extracted; the source whose md5 is right for them."""
+    """Put the files into the data folder, as an archive or extracted, and return a source with a matching md5."""
     folder.mkdir(exist_ok=True)
     if kind == "folder":
         for name, content in files.items():
@@ -83,7 +83,7 @@ def place(folder: Path, files: dict[str, bytes], kind: str = "zip") -> TinyImage
 
 @pytest.mark.parametrize("kind", ["zip", "folder"])
 @pytest.mark.parametrize("processes", [0, 2])
-def test_pictures_labels_and_names_are_those_of_the_files(
+def test_images_labels_and_names_match_the_files(
     tmp_path: Path, kind: str, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pictures, "CHUNK", 5)
@@ -91,9 +91,13 @@ def test_pictures_labels_and_names_are_those_of_the_files(
     assert (images.name, images.input, images.classes, images.scale) == ("tinyimagenet", (3, 64, 64), 3, 255.0)
     assert (images.train_x.dtype, images.train_y.dtype) == (torch.uint8, torch.int64)
     assert (images.mean, images.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    assert images.class_names == ("goldfish n01", "bullfrog", "goldfish n03")  # the sorted ids, each name once
+    assert images.class_names == (
+        "goldfish n01",
+        "bullfrog",
+        "goldfish n03",
+    )  # in the order of the ids; duplicate words get their id
     assert images.train_y.tolist() == [0] * 12 + [1] * 12 + [2] * 12
-    order = sorted(range(12), key=str)  # the alphabet's order: 0, 1, 10, 11, 2, ...
+    order = sorted(range(12), key=str)  # alphabetical order: 0, 1, 10, 11, 2, ...
     expected = torch.tensor([60 * label + 5 * number for label in range(3) for number in order])
     grey = order.index(3)
     assert torch.equal(images.train_x[grey], torch.full((3, 64, 64), 77, dtype=torch.uint8))
@@ -105,7 +109,7 @@ def test_pictures_labels_and_names_are_those_of_the_files(
     assert (images.test_x[:, 0].float().mean((1, 2)) - torch.arange(6) * 5 - 180).abs().max() < 2
 
 
-def test_faults_are_counted_and_named_and_nothing_is_kept(tmp_path: Path) -> None:
+def test_faults_are_counted_and_reported_and_nothing_is_cached(tmp_path: Path) -> None:
     files = with_faults(members())
     del files[f"{TOP}/train/n01/images/n01_0.JPEG"]
     files[f"{TOP}/train/n01/images/n01_1.JPEG"] = b"<html>"
@@ -129,7 +133,7 @@ def test_faults_are_counted_and_named_and_nothing_is_kept(tmp_path: Path) -> Non
         tinyimagenet.load(place(tmp_path / "b", files, "folder"), tmp_path / "b")
 
 
-def test_many_faults_are_named_in_part(tmp_path: Path) -> None:
+def test_only_the_first_of_many_faults_are_listed(tmp_path: Path) -> None:
     files = {name: content for name, content in members().items() if "/n02/" not in name}
     source = place(tmp_path, files)
     with pytest.raises(FedA2LError, match=r"12 of 42 pictures cannot be used: .*n02_0.JPEG .*n02_2.* and 7 more"):
@@ -142,25 +146,27 @@ def test_a_byte_changed_in_the_archive_is_a_fault(tmp_path: Path) -> None:
     source = place(tmp_path, members())
     path = tmp_path / source.archive.name
     content, changed = path.read_bytes(), members()[f"{TOP}/val/images/val_5.JPEG"]
-    at = content.index(changed) + len(changed) - 40  # Pillow would read it: only the sum in the archive shows it
+    at = content.index(changed) + len(changed) - 40  # Pillow would read it; only the CRC in the archive detects it
     path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     with pytest.raises(FedA2LError, match=r"1 of 42 .*val_5\.JPEG \(damaged: Bad CRC-32"):
         tinyimagenet.load(source, tmp_path)
 
 
-def test_faults_are_left_out_when_asked_and_said_each_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_faults_are_skipped_on_request_and_reported_each_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     files = with_faults(members())
     whole = tinyimagenet.load(place(tmp_path / "whole", members()), tmp_path / "whole")
     annotations = f"{TOP}/val/val_annotations.txt"
     files[annotations] = b"".join(line for line in files[annotations].splitlines(True) if b"val_2" not in line)
     source = place(tmp_path / "a", files)
-    said = "3 of 42 pictures cannot be used: .* left out as requested, 34 training and 5 test pictures are kept"
-    for ask in (True, False):  # from the archive, then from what was kept: asked once, and said again
-        images = tinyimagenet.load(source, tmp_path / "a", skip_corrupt=ask)
+    message = "3 of 42 pictures cannot be used: .* left out as requested, 34 training and 5 test pictures are kept"
+    for skip in (True, False):  # from the archive, then from the cached file, which repeats the report
+        images = tinyimagenet.load(source, tmp_path / "a", skip_corrupt=skip)
         err = capfd.readouterr().err
-        assert re.search(said, err)
+        assert re.search(message, err)
         assert "val_2.JPEG (no line in val_annotations.txt)" in err
-        names = [f"{own}_{number}" for own in sorted(IDS) for number in sorted(range(12), key=str)]
+        names = [f"{word_id}_{number}" for word_id in sorted(IDS) for number in sorted(range(12), key=str)]
         kept = torch.tensor([name not in ("n02_5", "n03_11") for name in names])
         assert torch.equal(images.train_x, whole.train_x[kept])
         assert torch.equal(images.train_y, whole.train_y[kept])
@@ -188,12 +194,12 @@ def change_annotations(change: Callable[[bytes], bytes]) -> dict[str, bytes]:
         ({k: v for k, v in members().items() if "words" not in k}, "does not contain tiny-imagenet-200/words.txt"),
     ],
 )
-def test_texts_that_are_not_right_are_named(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+def test_mistakes_in_text_files_are_reported(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
     with pytest.raises(FedA2LError, match=message):
         tinyimagenet.load(place(tmp_path, files), tmp_path)
 
 
-def test_a_missing_text_of_the_folder_is_named(tmp_path: Path) -> None:
+def test_a_missing_text_file_is_reported(tmp_path: Path) -> None:
     source = place(tmp_path, {k: v for k, v in members().items() if "wnids" not in k}, "folder")
     with pytest.raises(FedA2LError, match=r"wnids\.txt cannot be read: .*No such file"):
         tinyimagenet.load(source, tmp_path)
@@ -204,12 +210,12 @@ def test_a_class_without_a_word_has_its_id(tmp_path: Path) -> None:
     assert tinyimagenet.load(source, tmp_path).class_names == ("n01", "bullfrog", "n03")
 
 
-def test_what_was_kept_is_enough_and_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cached_file_is_sufficient_and_memory_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = place(tmp_path, members())
     first = tinyimagenet.load(source, tmp_path)
     (tmp_path / "plain").touch()
-    assert (tmp_path / KEPT).stat().st_mode == (tmp_path / "plain").stat().st_mode
-    assert stat.S_ISREG((tmp_path / KEPT).stat().st_mode)
+    assert (tmp_path / CACHED).stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert stat.S_ISREG((tmp_path / CACHED).stat().st_mode)
     (tmp_path / source.archive.name).unlink()
     monkeypatch.setitem(sys.modules, "PIL", None)  # nothing is decoded
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
@@ -217,20 +223,20 @@ def test_what_was_kept_is_enough_and_is_mapped(tmp_path: Path, monkeypatch: pyte
     for name in ("train_x", "train_y", "test_x", "test_y"):
         assert torch.equal(getattr(first, name), getattr(second, name))
     assert first.class_names == second.class_names
-    before = (tmp_path / KEPT).read_bytes()
-    second.train_x.zero_()  # a copy on write: the file stays as it is
-    assert (tmp_path / KEPT).read_bytes() == before
+    before = (tmp_path / CACHED).read_bytes()
+    second.train_x.zero_()  # copy on write: the file does not change
+    assert (tmp_path / CACHED).read_bytes() == before
 
 
 def rewrite(path: Path, **about: str) -> None:
-    """Change what the kept file says about itself."""
+    """Change the metadata of the cached file."""
     with safe_open(path, "pt") as file:
         known = file.metadata()
     save_file(load_file(path), path, known | about)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda path: rewrite(path, version="0"), "version 0, expected 2"),
         (lambda path: rewrite(path, left_out=json.dumps({"a": "b"})), "43 pictures, expected 42"),
@@ -239,26 +245,26 @@ def rewrite(path: Path, **about: str) -> None:
         (lambda path: save_file({"x": torch.zeros(1)}, path, {"version": "2"}), "is not used"),
     ],
 )
-def test_a_kept_file_that_is_not_right_is_made_anew(
-    tmp_path: Path, spoil: Callable[[Path], None], said: str, capfd: pytest.CaptureFixture[str]
+def test_an_invalid_cached_file_is_replaced(
+    tmp_path: Path, spoil: Callable[[Path], None], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = place(tmp_path, members())
     tinyimagenet.load(source, tmp_path)
-    good = (tmp_path / KEPT).read_bytes()
-    spoil(tmp_path / KEPT)
-    bad = (tmp_path / KEPT).read_bytes()
+    good = (tmp_path / CACHED).read_bytes()
+    spoil(tmp_path / CACHED)
+    bad = (tmp_path / CACHED).read_bytes()
     images = tinyimagenet.load(source, tmp_path, keep=False)
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
     assert len(images.train_y) == 36
-    assert (tmp_path / KEPT).read_bytes() == bad  # nothing is written when told so
+    assert (tmp_path / CACHED).read_bytes() == bad  # keep=False writes nothing
     tinyimagenet.load(source, tmp_path)
-    assert len((tmp_path / KEPT).read_bytes()) == len(good)
+    assert len((tmp_path / CACHED).read_bytes()) == len(good)
     capfd.readouterr()
     tinyimagenet.load(source, tmp_path)
     assert capfd.readouterr().err == ""
-    spoil(tmp_path / KEPT)
+    spoil(tmp_path / CACHED)
     (tmp_path / source.archive.name).unlink()
-    with pytest.raises(FedA2LError, match=f"{KEPT} cannot be used, and the archive is missing; to place it by hand"):
+    with pytest.raises(FedA2LError, match=f"{CACHED} cannot be used, and the archive is missing; to place it by hand"):
         tinyimagenet.load(source, tmp_path)
 
 
@@ -275,17 +281,17 @@ test.tinyimagenet.load(test.SMALL, Path(sys.argv[2]))
 """
 
 
-def test_a_write_that_was_interrupted_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_no_file_that_is_read(tmp_path: Path) -> None:
     source = place(tmp_path, members())
     command = [sys.executable, "-c", INTERRUPTED, str(Path(__file__).parent), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
         process.kill()
-    assert not (tmp_path / KEPT).exists()
-    assert len(list(tmp_path.glob(f".partial-*/{KEPT}"))) == 1
+    assert not (tmp_path / CACHED).exists()
+    assert len(list(tmp_path.glob(f".partial-*/{CACHED}"))) == 1
     assert len(tinyimagenet.load(source, tmp_path).train_y) == 36
-    assert (tmp_path / KEPT).exists()
+    assert (tmp_path / CACHED).exists()
 
 
 LIMITED = """
@@ -298,7 +304,7 @@ print(len(test.tinyimagenet.load(test.SMALL, Path(sys.argv[2])).train_y))
 """
 
 
-def test_a_disk_that_is_full_is_said_and_the_pictures_are_used(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_images_are_used(tmp_path: Path) -> None:
     place(tmp_path, members())
     command = [sys.executable, "-c", LIMITED, str(Path(__file__).parent), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -307,7 +313,7 @@ def test_a_disk_that_is_full_is_said_and_the_pictures_are_used(tmp_path: Path) -
     assert os.listdir(tmp_path) == ["tiny-imagenet-200.zip"]
 
 
-def test_an_archive_that_is_not_whole_is_said(tmp_path: Path) -> None:
+def test_a_truncated_archive_is_reported(tmp_path: Path) -> None:
     source = place(tmp_path, members())
     path = tmp_path / source.archive.name
     path.write_bytes(path.read_bytes()[:3000])
@@ -317,7 +323,7 @@ def test_an_archive_that_is_not_whole_is_said(tmp_path: Path) -> None:
         download.fetch(source.archive, tmp_path)
 
 
-def test_without_pillow_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = place(tmp_path, members())
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
@@ -325,7 +331,7 @@ def test_without_pillow_the_package_is_named(tmp_path: Path, monkeypatch: pytest
         tinyimagenet.load(source, tmp_path)
 
 
-def test_a_killed_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = place(tmp_path, members())
     parent = os.getpid()
 
@@ -348,14 +354,14 @@ def test_the_catalogue_fetches_verifies_and_loads(tmp_path: Path, monkeypatch: p
         check=lambda folder: tinyimagenet.load(source, folder, keep=False),
     )
     monkeypatch.setitem(catalog.CATALOG, "tinyimagenet", entry)
-    path, kept = tmp_path / source.archive.name, tmp_path / KEPT
+    path, cached = tmp_path / source.archive.name, tmp_path / CACHED
     assert data.fetch("tinyimagenet", tmp_path) == path
     verdict = data.verify("tinyimagenet", tmp_path)
     assert verdict.official
     assert verdict.lines == [f"ok  {path.name}: the official archive, md5 {source.archive.checksum}"]
-    assert not kept.exists()
+    assert not cached.exists()
     data.load("tinyimagenet", tmp_path)
-    assert data.fetch("tinyimagenet", tmp_path) == kept
+    assert data.fetch("tinyimagenet", tmp_path) == cached
     verdict = data.verify("tinyimagenet", tmp_path)
     assert verdict.official
     assert "decoded from the official archive" in verdict.lines[1]
@@ -378,9 +384,9 @@ def test_the_catalogue_fetches_verifies_and_loads(tmp_path: Path, monkeypatch: p
     assert data.fetch("tinyimagenet", extracted) == extracted / TOP
     data.load("tinyimagenet", extracted)
     assert not data.verify("tinyimagenet", extracted).official
-    (extracted / KEPT).write_bytes(b"")
-    assert tinyimagenet.origin(extracted / KEPT) is None
-    assert data.verify("tinyimagenet", extracted).ok  # the folder is still there
+    (extracted / CACHED).write_bytes(b"")
+    assert tinyimagenet.origin(extracted / CACHED) is None
+    assert data.verify("tinyimagenet", extracted).ok  # the extracted folder still exists
     (extracted / WIDE).write_bytes(b"")
     verdict = data.verify("tinyimagenet", extracted)
     assert not verdict.ok
@@ -397,30 +403,30 @@ def test_the_real_entry_is_the_published_set() -> None:
 @pytest.mark.parametrize(
     ("mode", "shape"), [("1", (4, 6)), ("L", (4, 6)), ("LA", (4, 6)), ("P", (4, 6, 3)), ("RGBA", (4, 6, 3))]
 )
-def test_modes_of_pictures(tmp_path: Path, mode: str, shape: tuple[int, ...]) -> None:
+def test_image_modes(tmp_path: Path, mode: str, shape: tuple[int, ...]) -> None:
     Image.new(mode, (6, 4)).save(tmp_path / "a.png")
-    (found,) = pictures.decode(tmp_path, ["a.png"])
-    assert isinstance(found, np.ndarray)
-    assert found.shape == shape
+    (image,) = pictures.decode(tmp_path, ["a.png"])
+    assert isinstance(image, np.ndarray)
+    assert image.shape == shape
 
 
-def test_sixteen_bits_are_refused(tmp_path: Path) -> None:
+def test_images_with_16_bits_are_rejected(tmp_path: Path) -> None:
     Image.new("I;16", (6, 4)).save(tmp_path / "a.png")
-    (found,) = pictures.decode(tmp_path, ["a.png"])
-    assert "has more than 8 bits per channel (mode I;16" in found
+    (image,) = pictures.decode(tmp_path, ["a.png"])
+    assert "has more than 8 bits per channel (mode I;16" in image
     (tmp_path / "b.png").mkdir()
     assert list(pictures.decode(tmp_path, ["b.png"])) == ["damaged: Is a directory"]
 
 
-def test_many_pictures_are_announced(
+def test_progress_is_shown_for_many_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pictures, "FEW", 1)
     for number in range(3):
         Image.new("L", (2, 2), number).save(tmp_path / f"{number}.png")
-    found = list(pictures.decode(tmp_path, ["2.png", "0.png", "1.png"]))
-    assert [int(picture.max()) for picture in found if isinstance(picture, np.ndarray)] == [2, 0, 1]
+    images = list(pictures.decode(tmp_path, ["2.png", "0.png", "1.png"]))
+    assert [int(picture.max()) for picture in images if isinstance(picture, np.ndarray)] == [2, 0, 1]
     assert f"decoding 3 pictures of {tmp_path}" in capfd.readouterr().err
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then assumes a terminal
     list(pictures.decode(tmp_path, ["2.png", "0.png", "1.png"]))
     assert "3/3" in capfd.readouterr().err
