@@ -1,4 +1,4 @@
-"""The public names of `feda2l`, the imports it triggers and the example in the README."""
+"""The public names of `feda2l`, the imports it triggers, and the drop-in example."""
 
 import os
 import subprocess

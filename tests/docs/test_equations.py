@@ -1,4 +1,4 @@
-"""The page from the paper to the code names functions and tests that exist."""
+"""Every function and test that docs/equations.md names exists."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The documentation site is built as `make docs` does it: without a warning, whole, and from nothing but this tree."""
+"""The documentation site builds as in `make docs`: complete, without warnings, and only from this repository."""
 
 import subprocess
 import sys
@@ -19,12 +19,12 @@ def build(builder: str, out: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_page_is_read_and_every_reference_found(tmp_path: Path) -> None:
+def test_every_page_and_reference_is_resolved(tmp_path: Path) -> None:
     build("dummy", tmp_path)
 
 
 class Links(HTMLParser):
-    """What a page has (ids), where it leads (links) and what it loads by itself (parts)."""
+    """The ids of a page, its links, and the files it loads (parts)."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class Links(HTMLParser):
         self.feed(page.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.ids |= {name for name in (given.get("id"), given.get("name")) if name}
-        if tag == "a" and given.get("href"):
-            self.links.append(str(given["href"]))
-        elif target := given.get("src") or (tag == "link" and given.get("href")):
+        values = dict(attrs)
+        self.ids |= {name for name in (values.get("id"), values.get("name")) if name}
+        if tag == "a" and values.get("href"):
+            self.links.append(str(values["href"]))
+        elif target := values.get("src") or (tag == "link" and values.get("href")):
             self.parts.append(str(target))
 
 
@@ -50,34 +50,34 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Links
 
 
 @pytest.mark.long
-def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(pages: dict[Path, Links]) -> None:
+def test_every_link_has_a_target_and_no_file_is_loaded_from_other_hosts(pages: dict[Path, Links]) -> None:
     broken = []
-    for page, found in pages.items():
-        for target in (*found.links, *found.parts):
+    for page, content in pages.items():
+        for target in (*content.links, *content.parts):
             url = urlsplit(target)
             if url.scheme in ("http", "https", "mailto"):
-                if target in found.parts:
+                if target in content.parts:
                     broken.append(f"{page.name} loads {target}")
                 continue
             file = (page.parent / unquote(url.path)).resolve() if url.path else page
-            # in listings of source, the way back to a class that a module passes on may miss its place on the page
-            place = unquote(url.fragment) if file in pages and "_modules" not in page.parts else ""
-            there = file.exists() and (not place or place in pages[file].ids)
-            if not there and url.scheme != "data":
+            # in source listings, the link back to a re-exported class may have an anchor that the page lacks
+            anchor = unquote(url.fragment) if file in pages and "_modules" not in page.parts else ""
+            exists = file.exists() and (not anchor or anchor in pages[file].ids)
+            if not exists and url.scheme != "data":
                 broken.append(f"{page.name}: {target}")
     assert broken == []
 
 
 @pytest.mark.long
-def test_files_outside_of_the_pages_come_along(pages: dict[Path, Links]) -> None:
-    """A link to a source file is a copy of it on the site, one to a page that the site includes leads to that page."""
-    named = {page.name: found.links for page, found in pages.items()}
+def test_linked_files_outside_the_docs_are_included(pages: dict[Path, Links]) -> None:
+    """A link to a source file leads to a copy on the site; a link to an included page leads to that page."""
+    named = {page.name: content.links for page, content in pages.items()}
     assert any(link.endswith("/new_algorithm.py") for link in named["add-an-algorithm.html"])
     assert "kept-results.html" in named["reproduction.html"]
 
 
 @pytest.mark.long
-def test_the_reference_is_that_of_the_code(pages: dict[Path, Links]) -> None:
+def test_the_reference_lists_names_of_the_code(pages: dict[Path, Links]) -> None:
     text = {page.name: page.read_text() for page in pages}
     for key in ("rates.base", "data.partition", "runtime.checkpoint_seconds"):
         assert f">{key}<" in text["spec.html"]

@@ -1,4 +1,4 @@
-"""The site in a real browser, from a disk, without a network: headless Chromium, where there is one."""
+"""The site opened from disk in headless Chromium, without a network. Skipped without Chromium."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, site: Path) -> Iterator[Callable[..., Any]]:
-    """`opened("round", PHONE, dark=True)`; at the end nothing may be on the console or asked of a network."""
+    """`opened("round", PHONE, dark=True)` opens a page. At the end the console is empty and no network was used."""
 
     def at(page: str, size: tuple[int, int] = DESKTOP, *, dark: bool = False) -> Any:
         width, height = size
@@ -44,14 +44,16 @@ def opened(browser: Any, site: Path) -> Iterator[Callable[..., Any]]:
     yield at
     assert [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")] == []
     events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
-    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert asked
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    requested = [
+        event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
+    ]
+    assert requested
+    assert [url for url in requested if not url.startswith(("file:", "data:"))] == []
 
 
 def all_pages(site: Path) -> list[str]:
-    own = [page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")]
-    return sorted(page for page in own if not page.startswith("_modules"))
+    pages = [page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")]
+    return sorted(page for page in pages if not page.startswith("_modules"))
 
 
 def test_no_page_scrolls_sideways_on_a_phone(opened: Callable[..., Any], site: Path) -> None:
@@ -74,9 +76,9 @@ LIGHTNESS = """
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("page", ["index", "round", "own-loop", "reference/loop", "reference/spec"])
-def test_pages_follow_the_system_into_the_dark(opened: Callable[..., Any], page: str, *, dark: bool) -> None:
-    text, ground = opened(page, dark=dark).execute_script(LIGHTNESS, "article p, article td")
-    assert (text > 0.6 and ground < 0.2) if dark else (text < 0.3 and ground > 0.8)
+def test_pages_follow_the_colour_scheme_of_the_system(opened: Callable[..., Any], page: str, *, dark: bool) -> None:
+    text, background = opened(page, dark=dark).execute_script(LIGHTNESS, "article p, article td")
+    assert (text > 0.6 and background < 0.2) if dark else (text < 0.3 and background > 0.8)
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -91,9 +93,9 @@ def test_the_figure_of_a_round_is_drawn(opened: Callable[..., Any], *, dark: boo
     assert 300 < width <= PHONE[0]
 
 
-def test_search_works_from_a_disk(opened: Callable[..., Any]) -> None:
+def test_search_works_from_disk(opened: Callable[..., Any]) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser = opened("search?q=metropolis")
-    found = "return document.querySelector('#search-results li a[href^=\"own-topology.html\"]')"
-    assert WebDriverWait(browser, 20).until(lambda driver: driver.execute_script(found))
+    result = "return document.querySelector('#search-results li a[href^=\"own-topology.html\"]')"
+    assert WebDriverWait(browser, 20).until(lambda driver: driver.execute_script(result))

@@ -1,4 +1,4 @@
-"""Bundles: what is in them, that reports of them equal reports of their run folders, and what is refused."""
+"""Bundles: their content, reports that equal those of the run folders, and rejected input."""
 
 import hashlib
 import json
@@ -30,19 +30,19 @@ TEXT_FILES = ("spec.toml", "environment.json", "summary.json")
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A study: three rules with two seeds each, one run that diverged, one with times of its own, and trials."""
+    """A study of three rules with two seeds each: one non-finite run, one rule with timings, and trials."""
     folder = tmp_path / "runs"
-    for rule, reached in (("constant", (6, None)), ("feda2l", (4, 5)), ("decay_only", (5, 5))):
-        for seed, when in enumerate(reached, start=1):
+    for rule, target_rounds in (("constant", (6, None)), ("feda2l", (4, 5)), ("decay_only", (5, 5))):
+        for seed, target_round in enumerate(target_rounds, start=1):
             options: dict[str, Any] = {"rates": rule, "seed": seed}
             if rule == "feda2l":
                 options |= {"pack": 1, "every_second": 1.0, "simulated": 2.0}
             if (rule, seed) == ("constant", 2):
                 options |= {"status": "non_finite"}
-            write_run(folder / rule / f"seed-{seed}", rising(when), **options)
+            write_run(folder / rule / f"seed-{seed}", rising(target_round), **options)
     study = {
         "name": "made",
-        "title": "Made up",
+        "title": "Synthetic",
         "variants": {rule: {"rates": {"name": rule}} for rule in RULES},
     }
     (folder / "study.toml").write_text(tomli_w.dumps(study))
@@ -52,7 +52,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def data_of(folder: Path) -> tuple[dict[str, Any], list[Any]]:
-    """The data of a report's page, with paths below `folder` made relative, and apart from them the heat maps."""
+    """The data of a report page with paths relative to `folder`, and separately the heat maps."""
     notes = Notes()
     tables, _ = read([folder], notes)
     data = page_data(tables, related_work(), notes.lines())
@@ -83,7 +83,7 @@ def test_rows_per_layer_of_a_bundle_draw_the_same_heat_map(runs: Path, tmp_path:
     for signal in ("rate", "divergence", "stability"):
         assert of_bundle[signal]["low"] == pytest.approx(of_runs[signal]["low"], rel=1e-7)
         assert of_bundle[signal]["high"] == pytest.approx(of_runs[signal]["high"], rel=1e-7)
-    # of the other runs there are none
+    # the bundle holds no rows per layer of the other runs
     (other,) = find_runs([tmp_path / "bundle/constant/seed-1"], Notes())
     assert isinstance(heat_of(other), str)
 
@@ -103,7 +103,7 @@ def test_a_bundle_holds_one_row_per_run_and_all_rows_per_round(runs: Path, tmp_p
     assert layers.columns == ["run", "round", "node", "layer", "rate", "multiplier", "divergence", "stability"]
     assert {layers[name].dtype for name in layers.columns[4:]} == {polars.Float32}
     assert len(layers) == 2 * len(rounds)  # two layers
-    # made up: divergence is 0.1 (node + 1) / round, so 0.15 / 4 on average in round 4; stability is 0.9 and 0.5
+    # the synthetic divergence is 0.1 (node + 1) / round, so 0.15 / 4 on average in round 4; stability is 0.9 and 0.5
     fourth = rounds.filter((polars.col("run") == 0) & (polars.col("round") == 4))
     assert fourth["divergence_mean"].to_list() == pytest.approx([0.0375] * 2)
     assert fourth["stability_mean"].to_list() == pytest.approx([0.7] * 2)
@@ -113,11 +113,11 @@ def test_a_bundle_holds_one_row_per_run_and_all_rows_per_round(runs: Path, tmp_p
 def test_float32_keeps_every_printed_digit(runs: Path, tmp_path: Path) -> None:
     bundle_runs([runs], tmp_path / "bundle", layers=["*"])
     columns = ("rate", "multiplier", "divergence", "stability")
-    whole, short = (records_at(folder / "feda2l/seed-1").layers(columns) for folder in (runs, tmp_path / "bundle"))
-    assert whole is not None
-    assert short is not None
-    assert [[f"{value:.6g}" for value in row] for row in short.rows()] == [
-        [f"{value:.6g}" for value in row] for row in whole.rows()
+    full, reduced = (records_at(folder / "feda2l/seed-1").layers(columns) for folder in (runs, tmp_path / "bundle"))
+    assert full is not None
+    assert reduced is not None
+    assert [[f"{value:.6g}" for value in row] for row in reduced.rows()] == [
+        [f"{value:.6g}" for value in row] for row in full.rows()
     ]
 
 
@@ -166,27 +166,27 @@ def test_watch_shows_the_runs_of_a_bundle_as_those_of_folders(runs: Path, tmp_pa
     assert of_bundle.refresh()
     assert not of_bundle.refresh()
 
-    def told(follower: Follower) -> dict[str, Any]:
+    def runs_shown(follower: Follower) -> dict[str, Any]:
         return {run["id"]: run for run in json.loads(follower.since(0))["runs"]}
 
-    assert told(of_bundle) == told(of_runs)
-    assert "constant/seed-2" in told(of_bundle)
+    assert runs_shown(of_bundle) == runs_shown(of_runs)
+    assert "constant/seed-2" in runs_shown(of_bundle)
     first, second = (json.loads(follower.detail("feda2l/seed-1")) for follower in (of_runs, of_bundle))
     assert first["heat"].keys() == second["heat"].keys()
     assert {**first, "heat": None} == {**second, "heat": None}
-    # a bundle that was written again is read again, and a damaged one is said to be so
+    # a rewritten bundle is read again, and a damaged one is reported
     bundle_runs([runs / "constant"], bundle, overwrite=True)
-    assert of_bundle.refresh()
-    assert set(told(of_bundle)) == {"seed-1", "seed-2"}
+    assert of_bundle.look()
+    assert set(runs_shown(of_bundle)) == {"seed-1", "seed-2"}
     with open(bundle / "rounds.parquet", "ab") as file:
         file.write(b"more")
-    assert of_bundle.refresh()
-    (line,) = told(of_bundle).values()
+    assert of_bundle.look()
+    (line,) = runs_shown(of_bundle).values()
     assert "SHA-256" in line["words"]
 
 
 @pytest.mark.parametrize("name", ["runs.parquet", "rounds.parquet", "layers.parquet", "study.toml"])
-def test_a_damaged_or_missing_file_is_named(runs: Path, tmp_path: Path, name: str) -> None:
+def test_a_damaged_or_missing_file_is_reported(runs: Path, tmp_path: Path, name: str) -> None:
     bundle = tmp_path / "bundle"
     bundle_runs([runs], bundle, layers=["*"])
     report([bundle], tmp_path / "report")
@@ -202,7 +202,7 @@ def test_a_damaged_or_missing_file_is_named(runs: Path, tmp_path: Path, name: st
     read([bundle], Notes())
 
 
-def test_the_manifest_is_what_sha256sum_checks(runs: Path, tmp_path: Path) -> None:
+def test_the_manifest_has_the_format_of_sha256sum(runs: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     bundle_runs([runs], bundle)
     lines = (bundle / "MANIFEST").read_text().splitlines()
@@ -215,7 +215,7 @@ def test_the_manifest_is_what_sha256sum_checks(runs: Path, tmp_path: Path) -> No
         read([bundle], Notes())
 
 
-def test_a_bundle_is_replaced_only_when_asked_and_other_files_never_are(runs: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_replaced_only_on_request_and_other_files_never(runs: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     bundle_runs([runs], bundle, layers=["*"])
     before = (bundle / "MANIFEST").read_bytes()
@@ -255,7 +255,7 @@ def test_bundles_and_folders_of_one_study_are_joined(runs: Path, tmp_path: Path)
         bundle_runs([tmp_path / "part-1", tmp_path / "part-2"], tmp_path / "mixed")
 
 
-def test_what_cannot_be_bundled_is_named(runs: Path, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_bundled_are_reported(runs: Path, tmp_path: Path) -> None:
     (runs / "constant/seed-1/summary.json").unlink()
     (runs / "feda2l/seed-1/rounds.parquet").unlink()
     written, left_out = bundle_runs([runs], tmp_path / "bundle")
@@ -273,8 +273,8 @@ def test_what_cannot_be_bundled_is_named(runs: Path, tmp_path: Path) -> None:
         bundle_runs([tmp_path / "nowhere"], tmp_path / "none")
 
 
-def test_a_paired_run_is_named_relative_to_the_run_that_follows_it(tmp_path: Path) -> None:
-    """An absolute path is valid on one machine only, and the folder may have come from another one."""
+def test_the_path_of_a_paired_run_is_relative(tmp_path: Path) -> None:
+    """An absolute path is valid on one machine only, and the folder may come from another machine."""
     paired = "/other/machine/study/feda2l/seed-1"
     write_run(tmp_path / "study/feda2l/seed-1", rising(3))
     more = {"rates": {"paired": paired}}
@@ -284,8 +284,8 @@ def test_a_paired_run_is_named_relative_to_the_run_that_follows_it(tmp_path: Pat
     assert 'paired = "../../feda2l/seed-1"' in text
 
 
-def test_a_bundle_with_a_run_outside_its_folder_is_refused(runs: Path, tmp_path: Path) -> None:
-    """Otherwise unbundling what somebody else sent could write anywhere."""
+def test_a_bundle_with_a_run_outside_its_folder_is_rejected(runs: Path, tmp_path: Path) -> None:
+    """Otherwise unbundling a file from another person could write anywhere."""
     bundle_runs([runs], tmp_path / "bundle")
     run = open_bundle(tmp_path / "bundle").run("feda2l/seed-1")
     for name in ("../escaped", "/tmp/escaped", "feda2l/../../escaped"):
@@ -294,7 +294,7 @@ def test_a_bundle_with_a_run_outside_its_folder_is_refused(runs: Path, tmp_path:
             unbundle(tmp_path / "sent", tmp_path / "out")
 
 
-def test_old_and_new_names_of_the_signals_read_alike(tmp_path: Path) -> None:
+def test_old_and_new_names_of_the_signals_give_the_same_records(tmp_path: Path) -> None:
     old, new = (write_run(tmp_path / name, rising(3)) for name in ("old", "new"))
     table = polars.read_parquet(old / "layers.parquet")
     first, second = table.columns[-2:]

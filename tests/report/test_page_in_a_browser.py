@@ -1,4 +1,4 @@
-"""The page in a real browser, from a disk, without a network: headless Chromium, where there is one."""
+"""The report page opened from disk in headless Chromium, without a network. Skipped without Chromium."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ DESKTOP, PHONE = (1280, 900), (390, 800)
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two settings, three rules with a censored seed; a run without layers, one whose data are away, a forecaster."""
+    """Two settings and three rules, one seed censored; a run without layers, one without its data, a forecaster."""
     folder = tmp_path_factory.mktemp("page")
     for graph in ("ring", "full"):
         more: dict[str, Any] = {"topology": {"name": graph}, "data": {"nodes": 6}}
@@ -45,7 +45,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, page: str) -> Iterator[Callable[..., Any]]:
-    """`opened(PHONE, dark=True)`: the page with every panel drawn; at the end nothing may be on the console."""
+    """`opened(PHONE, dark=True)` opens the page and draws every panel. At the end the console must be empty."""
 
     def at(size: tuple[int, int] = DESKTOP, *, dark: bool = False) -> Any:
         width, height = size
@@ -56,14 +56,14 @@ def opened(browser: Any, page: str) -> Iterator[Callable[..., Any]]:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, still]})
         browser.get(page)
         for section in SECTIONS:
-            # again and again: a page that is opened anew scrolls back to where it was
+            # repeat the scroll, because a reloaded page restores its scroll position
             scroll = f"document.getElementById('{section}').scrollIntoView({{behavior: 'instant'}});"
             wait(browser, f"{scroll} return drawn.has('{section}')")
         return browser
 
     yield at
-    loud = [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
-    assert loud == []
+    messages = [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
+    assert messages == []
 
 
 def wait(browser: Any, condition: str) -> None:
@@ -75,8 +75,8 @@ def wait(browser: Any, condition: str) -> None:
 def column(browser: Any, table: int, number: int) -> list[str]:
     rows = f"[...document.querySelectorAll('#tables table')[{table}].tBodies[0].rows]"
     script = f"return {rows}.map(row => row.cells[{number}].textContent)"
-    found: list[str] = browser.execute_script(script)
-    return found
+    texts: list[str] = browser.execute_script(script)
+    return texts
 
 
 def test_every_panel_has_a_plot_or_a_sentence(opened: Callable[..., Any]) -> None:
@@ -88,13 +88,13 @@ def test_every_panel_has_a_plot_or_a_sentence(opened: Callable[..., Any]) -> Non
     assert "seed = 1" in browser.execute_script("return document.querySelector('#spec .spec').textContent")
 
 
-def test_what_is_missing_is_said(opened: Callable[..., Any]) -> None:
+def test_missing_data_is_explained(opened: Callable[..., Any]) -> None:
     browser = opened()
     missing = browser.execute_script("return data.runs.findIndex(run => typeof run.heat === 'string')")
     choose(browser, "rates", "run", missing)
     assert "No heat maps" in browser.execute_script("return document.querySelector('#rates').textContent")
-    away = browser.execute_script("return data.runs.findIndex(run => /cifar10/.test(run.spec))")
-    choose(browser, "partition", "run", away)
+    without_data = browser.execute_script("return data.runs.findIndex(run => /cifar10/.test(run.spec))")
+    choose(browser, "partition", "run", without_data)
     assert "No partition: " in browser.execute_script("return document.querySelector('#partition').textContent")
 
 
@@ -115,7 +115,7 @@ def test_run_and_node_of_the_heat_maps_can_be_chosen(opened: Callable[..., Any])
     assert first == pytest.approx(0.1, rel=1e-3)
 
 
-def test_curves_are_drawn_against_simulated_seconds_where_all_methods_have_them(opened: Callable[..., Any]) -> None:
+def test_curves_use_simulated_seconds_if_all_methods_have_them(opened: Callable[..., Any]) -> None:
     browser = opened()
     timed, untimed = (
         browser.execute_script(f"return data.settings.findIndex(s => {sign}s.methods[0].seconds)") for sign in ("", "!")
@@ -136,7 +136,7 @@ def test_curves_are_drawn_against_simulated_seconds_where_all_methods_have_them(
     assert browser.execute_script(across)[0] == "round"
 
 
-def test_the_better_forecast_without_training_stands_beside_the_curves(opened: Callable[..., Any]) -> None:
+def test_the_better_naive_forecast_is_drawn_with_the_curves(opened: Callable[..., Any]) -> None:
     browser = opened()
     levels = "return document.querySelector('#curves .plot').layout.shapes.map(shape => [shape.y0, shape.label.text])"
     for metric, expected in (
@@ -173,7 +173,7 @@ def test_the_legend_toggles_with_the_keyboard(opened: Callable[..., Any]) -> Non
     assert browser.execute_script(visible) == before
 
 
-def test_a_table_sorts_and_what_never_came_stays_last(opened: Callable[..., Any]) -> None:
+def test_a_table_sorts_and_rules_that_missed_the_target_stay_last(opened: Callable[..., Any]) -> None:
     from selenium.webdriver.common.by import By
 
     browser = opened()
@@ -200,7 +200,7 @@ def test_nothing_is_wider_than_the_screen(opened: Callable[..., Any], size: tupl
     assert (sum(map(int, background[4:-1].split(","))) < 200) == dark
 
 
-def test_the_colours_follow_when_it_gets_dark(opened: Callable[..., Any]) -> None:
+def test_the_colours_follow_the_dark_scheme(opened: Callable[..., Any]) -> None:
     browser = opened()
     colour = "return document.querySelector('#curves .plot').layout.font.color"
     light = browser.execute_script(colour)

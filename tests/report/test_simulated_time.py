@@ -14,9 +14,11 @@ from synthetic_runs import rising, write_run, write_seeds
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """The full graph needs fewer rounds, the ring fewer seconds; the star never comes with one seed."""
-    for graph, reached, each in (("full", [3, 5], 30.0), ("ring", [6, 8], 4.0), ("star", [9, None], 5.0)):
-        write_seeds(tmp_path / "runs" / graph, "constant", reached, simulated=each, more={"topology": {"name": graph}})
+    """The full graph needs fewer rounds, the ring fewer seconds. One seed of the star misses the target."""
+    for graph, target_rounds, seconds in (("full", [3, 5], 30.0), ("ring", [6, 8], 4.0), ("star", [9, None], 5.0)):
+        write_seeds(
+            tmp_path / "runs" / graph, "constant", target_rounds, simulated=seconds, more={"topology": {"name": graph}}
+        )
     return tmp_path / "runs"
 
 
@@ -25,21 +27,21 @@ def sheet(folder: Path, title: str) -> Sheet | None:
     return next((sheet for sheet in sheets_of(table) if sheet.title == title), None)
 
 
-def test_seconds_are_of_the_round_s_last_node_and_ranked_by_themselves(runs: Path) -> None:
-    found = sheet(runs, "Simulated time")
-    assert found is not None
-    rows = {row[1].text: [entry.text for entry in row[2:]] for row in found.rows}
-    # rounds 3 and 5 of 30 s, rounds 6 and 8 of 4 s; the sample's std of two is their distance / sqrt 2
+def test_seconds_follow_the_last_node_of_a_round_and_have_their_own_ranks(runs: Path) -> None:
+    table = sheet(runs, "Simulated time")
+    assert table is not None
+    rows = {row[1].text: [entry.text for entry in row[2:]] for row in table.rows}
+    # rounds 3 and 5 of 30 s, rounds 6 and 8 of 4 s; the sample std of two values is their distance / sqrt 2
     assert rows["full"] == ["120.00 ± 42.43 (2/2)", "30.00 ± 0.00", "300.00 ± 0.00"]
     assert rows["ring"] == ["28.00 ± 5.66 (2/2)", "4.00 ± 0.00", "40.00 ± 0.00"]
     assert rows["star"] == ["median > 50.00 (1/2)", "5.00 ± 0.00", "50.00 ± 0.00"]
-    assert {row[1].text: row[2].place for row in found.rows} == {"full": 2, "ring": 1, "star": None}
+    assert {row[1].text: row[2].place for row in table.rows} == {"full": 2, "ring": 1, "star": None}
     rounds = sheet(runs, "Rounds to target")
     assert rounds is not None
     assert {row[0].text: row[1].place for row in rounds.rows} == {"full": 1, "ring": 2, "star": None}
 
 
-def test_without_simulated_time_there_is_no_word_of_it(tmp_path: Path) -> None:
+def test_without_simulated_time_reports_do_not_mention_it(tmp_path: Path) -> None:
     write_seeds(tmp_path / "runs", "constant", [3, 5])
     report([tmp_path / "runs"], tmp_path / "out", paper=False)
     for name in ("table.md", "table.csv", "table.tex"):
@@ -47,7 +49,7 @@ def test_without_simulated_time_there_is_no_word_of_it(tmp_path: Path) -> None:
     assert not list((tmp_path / "out" / "figures").glob("*seconds*"))
 
 
-def test_a_report_has_seconds_in_its_table_its_figures_and_its_page(runs: Path, tmp_path: Path) -> None:
+def test_a_report_shows_seconds_in_table_figures_and_page(runs: Path, tmp_path: Path) -> None:
     report([runs], tmp_path / "out", paper=False)
     table = polars.read_csv(tmp_path / "out" / "table.csv", infer_schema_length=None)
     seconds = dict(zip(table["row"], table["simulated_seconds_mean"], strict=True))
@@ -58,24 +60,24 @@ def test_a_report_has_seconds_in_its_table_its_figures_and_its_page(runs: Path, 
 
 def test_runs_with_and_without_time_can_be_in_one_table(runs: Path) -> None:
     write_seeds(runs / "tree", "constant", [4, 4], more={"topology": {"name": "tree"}})
-    found = sheet(runs, "Simulated time")
-    assert found is not None
-    assert next(row[2].text for row in found.rows if row[1].text == "tree") == "no simulated time"
+    table = sheet(runs, "Simulated time")
+    assert table is not None
+    assert next(row[2].text for row in table.rows if row[1].text == "tree") == "no simulated time"
 
 
-def test_compare_says_who_is_faster_on_the_network(runs: Path) -> None:
-    found = compare(runs / "full", runs / "ring")
-    first, second = found.measures[:2]
+def test_compare_reports_which_is_faster_on_the_network(runs: Path) -> None:
+    comparison = compare(runs / "full", runs / "ring")
+    first, second = comparison.measures[:2]
     assert (first.name, second.name) == ("simulated seconds to 50 %", "rounds to 50 %")
     assert first.test is not None
     assert first.test.difference == (24 + 32) / 2 - (90 + 150) / 2
     assert "B better" in first.words
     assert "A better" in second.words
-    assert "B is ahead of A in simulated seconds" in found.verdict
-    never = compare(runs / "ring", runs / "star").measures[0]
-    assert never.test is not None
-    # a seed that never came counts as one round more than it had: 11 of 5 s
-    assert never.test.difference == (45 + 55) / 2 - 28
+    assert "B is ahead of A in simulated seconds" in comparison.verdict
+    censored = compare(runs / "ring", runs / "star").measures[0]
+    assert censored.test is not None
+    # a seed that misses the target counts as one more round than it ran: 11 of 5 s
+    assert censored.test.difference == (45 + 55) / 2 - 28
 
 
 def test_compare_needs_time_on_both_sides(runs: Path) -> None:

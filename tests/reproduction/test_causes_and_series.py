@@ -1,4 +1,4 @@
-"""The tables of causes, forecasts and times, from run folders written by hand."""
+"""The tables of causes, forecasts and times, from synthetic run folders."""
 
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from reproduction.statistics_table import statistics_table
 from reproduction.times_table import times_table
 from synthetic_runs import write_run
 
-# the only keys that a cause may change; a rule also brings its own parameters
-ONE_THING = {
+# the only keys that a cause may change; a rate rule also brings its parameters
+CHANGED_KEYS = {
     "momentum": {"training.momentum"},
     "hidden warm-up": {"rates.warmup_factor", "rates.bn_warmup_factor"},
     "lower rate": {"rates.base"},
@@ -31,7 +31,7 @@ ROUNDS = 12
 STUDIES = Path(__file__).parents[2] / "reproduction" / "studies"
 
 
-def made_study(folder: Path, *cells: str, timing: bool = False) -> None:
+def write_study(folder: Path, *cells: str, timing: bool = False) -> None:
     """Write a study with these cells, which differ in a key that no table reads."""
     folder.mkdir(parents=True)
     variants = {name: {"topology": {"seed": number}} for number, name in enumerate(cells)}
@@ -44,32 +44,32 @@ def flat(value: float) -> list[float]:
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if not cause.whole], ids=lambda c: f"{c.start}:{c.end}")
-def test_each_cause_changes_one_thing(cause: Any) -> None:
+def test_each_cause_changes_one_setting(cause: Any) -> None:
     cells = {cell.name: cell for cell in Study.load(STUDIES / "evidence-resnet18-cifar100.toml").cells}
     specs = [cells[name].spec(1).resolved(layers=41, model="resnet18") for name in (cause.start, cause.end)]
     first, second = (flatten(spec.model_dump(exclude={"name"})) for spec in specs)
-    differ = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
-    named = {cells[name].spec(1).model.name for name in (cause.start, cause.end)}
+    different = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
+    models = {cells[name].spec(1).model.name for name in (cause.start, cause.end)}
     if cause.end == "constant-group-norm":
-        assert (differ, named) == (set(), {"resnet18", "resnet18_gn"})
-    elif cause.name in ONE_THING:
-        assert differ == ONE_THING[cause.name]
+        assert (different, models) == (set(), {"resnet18", "resnet18_gn"})
+    elif cause.name in CHANGED_KEYS:
+        assert different == CHANGED_KEYS[cause.name]
     elif cause.name == "layer-wise signal":
-        assert differ == {"rates.name"}
+        assert different == {"rates.name"}
     else:
-        assert "rates.name" in differ
-        assert all(key.startswith("rates.") and key != "rates.base" for key in differ)
+        assert "rates.name" in different
+        assert all(key.startswith("rates.") and key != "rates.base" for key in different)
 
 
-def test_the_causes_lead_from_the_released_constant_rate_to_its_feda2l() -> None:
+def test_the_causes_form_a_chain_from_the_released_constant_rate_to_feda2l() -> None:
     chain = [cause for cause in CAUSES if not cause.whole][:4]
     assert [cause.start for cause in chain[1:]] == [cause.end for cause in chain[:-1]]
     whole = next(cause for cause in CAUSES if cause.name == "the released gain")
     assert (chain[0].start, chain[-1].end) == (whole.start, whole.end)
 
 
-def test_the_longer_study_begins_as_the_shorter_one_does() -> None:
-    """Therefore its first rounds can count as a seed of the shorter study."""
+def test_the_longer_study_differs_from_the_shorter_one_only_in_rounds() -> None:
+    """Its first rounds can therefore count as a seed of the shorter study."""
     shorter, longer = (
         {cell.name: flatten(cell.spec(2).model_dump()) for cell in Study.load(STUDIES / f"{name}.toml").cells}
         for name in ("evidence-resnet18-cifar100", "evidence-resnet18-cifar100-long")
@@ -81,7 +81,7 @@ def test_the_longer_study_begins_as_the_shorter_one_does() -> None:
 
 def test_causes_by_hand(tmp_path: Path) -> None:
     folder = tmp_path / "made"
-    made_study(folder, "constant", "constant-momentum-0", "constant-average")
+    write_study(folder, "constant", "constant-momentum-0", "constant-average")
     options: dict[str, Any] = {"rates": "constant", "smoothing": 10, "target": 0.45}
     for seed, (before, after) in enumerate(((0.40, 0.44), (0.38, 0.46)), start=1):
         write_run(folder / f"constant/seed-{seed}", flat(before), seed=seed, **options)
@@ -100,11 +100,11 @@ def test_causes_by_hand(tmp_path: Path) -> None:
     ]
 
 
-def test_a_longer_study_gives_the_seeds_that_a_shorter_one_lacks(tmp_path: Path) -> None:
+def test_a_longer_study_adds_the_seeds_that_a_shorter_one_lacks(tmp_path: Path) -> None:
     """Only the first rounds of its seeds count, up to the length of the shorter study."""
     cells = ("constant", "constant-momentum-0")
     for study, seeds in (("made", (1,)), ("made-long", (1, 2))):
-        made_study(tmp_path / study, *cells)
+        write_study(tmp_path / study, *cells)
         for cell, score in zip(cells, (0.40, 0.44), strict=True):
             for seed in seeds:
                 more = {"training": {"momentum": 0.9 if cell == "constant" else 0.0}}
@@ -112,23 +112,25 @@ def test_a_longer_study_gives_the_seeds_that_a_shorter_one_lacks(tmp_path: Path)
                 options: dict[str, Any] = {"rates": "constant", "smoothing": 10, "target": 0.45, "more": more}
                 write_run(tmp_path / f"{study}/{cell}/seed-{seed}", curve, seed=seed, **options)
     (line,) = causes_table(tmp_path, "made", "made-long").splitlines()[2:]
-    # seed 1 is the shorter study's own
+    # seed 1 comes from the shorter study
     change = "41.00 to 45.00 (+4.00: +4.00, +4.00)"
     assert line.endswith(f"| -, - to -, 10 | {change} | {change} |")
 
 
 def test_statistics_by_hand(tmp_path: Path) -> None:
-    made_study(tmp_path / "made", "constant", "constant-average", "feda2l", "constant-group-norm")
+    write_study(tmp_path / "made", "constant", "constant-average", "feda2l", "constant-group-norm")
     models = {"constant-group-norm": "resnet18_gn"}
     for cell, mean in (("constant", 0.5), ("constant-average", 0.52), ("feda2l", 0.6), ("constant-group-norm", 0.4)):
         buffers = "average" if cell.endswith("average") else "local"
         more = {"algorithm": {"buffers": buffers}, "model": {"name": models.get(cell, "resnet18")}}
         path = write_run(tmp_path / f"made/{cell}/seed-1", flat(0.3), rates=cell.split("-")[0], more=more)
         table = polars.read_parquet(path / "rounds.parquet")
-        # of two nodes one is 0.2 above the other; in the first two of twelve rounds nothing is right
+        # one node is 0.2 above the other; the accuracy of the first two of twelve rounds is 0
         nodes = polars.col("accuracy") + 0.1 * (2 * polars.col("node") - 1)
-        right = polars.when(polars.col("round") <= 2).then(0.0).otherwise(nodes if buffers == "local" else mean)
-        table.with_columns(accuracy=right, mean_model_accuracy=polars.lit(mean)).write_parquet(path / "rounds.parquet")
+        accuracy = polars.when(polars.col("round") <= 2).then(0.0).otherwise(nodes if buffers == "local" else mean)
+        table.with_columns(accuracy=accuracy, mean_model_accuracy=polars.lit(mean)).write_parquet(
+            path / "rounds.parquet"
+        )
     assert statistics_table(tmp_path, "made").splitlines()[2:] == [
         "| `constant` | 30.00 | 20.00 | 50.00 | 52.00 |",
         "| `feda2l` | 30.00 | 20.00 | 60.00 |  |",
@@ -154,7 +156,7 @@ def write_series(folder: Path, cell: str, seed: int, curve: list[float], target:
 def test_series_by_hand(tmp_path: Path) -> None:
     cells = ["sgd-fedavg-constant", "sgd-fedavg-decay_only", "adam-fedavg-feda2l"]
     folder = tmp_path / "exchange-rate"
-    made_study(folder, *cells)
+    write_study(folder, *cells)
     write_series(folder, cells[0], 1, [0.09, 0.056, 0.06], 0.0575)
     write_series(folder, cells[0], 2, [0.09, 0.07, 0.052], 0.0575)
     write_series(folder, cells[1], 1, [0.09, 0.08, 0.07], 0.0575)
@@ -172,15 +174,15 @@ def test_series_by_hand(tmp_path: Path) -> None:
     ]
 
 
-def test_a_target_of_our_own_is_not_taken_for_the_papers(tmp_path: Path) -> None:
+def test_a_target_that_differs_from_the_papers_is_marked(tmp_path: Path) -> None:
     folder = tmp_path / "beijing-air-quality"
-    made_study(folder, "sgd-fedawa-one_cycle")
+    write_study(folder, "sgd-fedawa-one_cycle")
     write_series(folder, "sgd-fedawa-one_cycle", 1, [0.9, 0.8, 0.7], 0.75)
     assert "| `one_cycle` | 22 (to 4.3582) | 3 |" in series_table(tmp_path, "beijing-air-quality")
 
 
-def test_times_are_of_runs_that_were_alone_and_are_kept(tmp_path: Path) -> None:
-    made_study(tmp_path / "runs", "constant", "cawr", "feda2l", "constant-average", timing=True)
+def test_times_come_from_runs_that_had_the_machine_alone(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", "constant", "cawr", "feda2l", "constant-average", timing=True)
     deep = {
         "data": {"name": "cifar100", "nodes": 10},
         "model": {"name": "resnet18"},
@@ -191,13 +193,13 @@ def test_times_are_of_runs_that_were_alone_and_are_kept(tmp_path: Path) -> None:
     options: dict[str, Any] = {"every_second": 1.5, "target": 0.45, "more": deep}
     write_run(tmp_path / "runs/constant/seed-1", flat(0.5), rates="constant", pack=1, **options)
     write_run(tmp_path / "runs/cawr/seed-1", flat(0.5), rates="cawr", pack=2, **options)
-    # a warm-up that is cut short changes no second, another treatment of the statistics is not the paper's
+    # a shorter warm-up does not change the times; another BatchNorm policy is not the paper's setting
     changed = {"feda2l": {"rates": {"warmup_rounds": 2}}, "constant-average": {"algorithm": {"buffers": "average"}}}
     for cell, more in changed.items():
-        own = options | {"more": deep | more, "rates": cell.split("-")[0]}
-        write_run(tmp_path / f"runs/{cell}/seed-1", flat(0.5), pack=1, **own)
+        changed_options = options | {"more": deep | more, "rates": cell.split("-")[0]}
+        write_run(tmp_path / f"runs/{cell}/seed-1", flat(0.5), pack=1, **changed_options)
     keep(tmp_path / "runs", tmp_path / "results/made")
-    # 1.5 to train, a quarter each to mix and to adapt, one to evaluate
+    # 1.5 s to train, 0.25 s each to mix and to adapt, 1 s to evaluate
     assert times_table(tmp_path / "results", "made").splitlines()[2:] == [
         "| `constant` | 2.00 | 12.50 | 3.00 | ?, bf16 | 28.43 |",
         "| `feda2l` | 2.00 | 12.50 | 3.00 | ?, bf16 | 29.28 |",
@@ -211,7 +213,7 @@ def test_times_are_of_runs_that_were_alone_and_are_kept(tmp_path: Path) -> None:
     page.write_text("<!-- results: minutes made minutes.png cawr -->\n<!-- end -->\n")
     with pytest.raises(FedA2LError, match="cawr: shared the machine"):
         fill_pages([page], tmp_path / "results")
-    # what it took where it was timed alone: two seconds a round
+    # with the machine to itself the cell took two seconds per round
     write_run(tmp_path / "results/made-time/cawr/seed-1", flat(0.5)[:3], rates="cawr", pack=1, **options)
     (tmp_path / "results/made-time/study.toml").write_text((tmp_path / "results/made/study.toml").read_text())
     fill_pages([page], tmp_path / "results")
@@ -219,8 +221,8 @@ def test_times_are_of_runs_that_were_alone_and_are_kept(tmp_path: Path) -> None:
     assert paced_clock(*paces) == pytest.approx([2.0 * done for done in range(1, ROUNDS + 1)])
 
 
-def test_a_run_that_was_shorter_than_the_papers_number_does_not_disagree(tmp_path: Path) -> None:
-    made_study(tmp_path / "made", "feda2l", "feda2l-reference")
+def test_a_run_shorter_than_the_papers_rounds_does_not_disagree(tmp_path: Path) -> None:
+    write_study(tmp_path / "made", "feda2l", "feda2l-reference")
     deep: dict[str, Any] = {
         "data": {"name": "cifar100", "nodes": 10},
         "model": {"name": "resnet18"},
@@ -234,8 +236,8 @@ def test_a_run_that_was_shorter_than_the_papers_number_does_not_disagree(tmp_pat
         assert f"| `{cell}` | 177 ± 6.97 | - | not reached (0/1) | > {ROUNDS} | not run so long |" in text
 
 
-def test_multipliers_are_looked_at_once_rates_are_adapted(tmp_path: Path) -> None:
-    made_study(tmp_path / "made", "feda2l")
+def test_multipliers_are_measured_from_the_first_adapted_round(tmp_path: Path) -> None:
+    write_study(tmp_path / "made", "feda2l")
     path = write_run(tmp_path / "made/feda2l/seed-1", flat(0.3), more={"rates": {"warmup_rounds": 7}})
     table = polars.read_parquet(path / "layers.parquet")
     adapted = polars.when(polars.col("round") < 10).then(1.0).otherwise(1.5)

@@ -1,4 +1,4 @@
-"""The kept records belong to studies that a reader can run, and the evidence pages agree with the records."""
+"""The stored records belong to studies that a reader can run, and the evidence pages agree with the records."""
 
 import json
 import re
@@ -39,7 +39,7 @@ from reproduction.robustness_tables import robustness_gains_table, robustness_ta
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 STUDIES = ROOT / "reproduction" / "studies"
-KEPT = sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
+STORED = sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
 LAYERS = {"cnn": 4, "resnet18": 41, "resnet18_gn": 41, "resnet34": 73, "timer": 19}
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -61,40 +61,40 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_page_says_what_the_records_say(page: Path) -> None:
-    """After adding records, run `make reproduction`."""
+def test_the_page_agrees_with_the_records(page: Path) -> None:
+    """If this fails after records were added, run `make reproduction`."""
     text = page.read_text(encoding="utf-8")
     assert fill(text, RESULTS) == text
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_every_kept_run_has_the_spec_of_its_study(name: str) -> None:
+@pytest.mark.parametrize("name", STORED)
+def test_every_stored_run_has_the_spec_of_its_study(name: str) -> None:
     saved, bundle = Study.load(RESULTS / name / "study.toml"), open_bundle(RESULTS / name)
     current = load_study(STUDIES / f"{saved.name}.toml", reading=saved.reading)
     StudyFolder(RESULTS / name).check(current, saved)
     cells = {cell.name: cell for cell in current.cells}
     for path in sorted(path for path in bundle.names if not path.startswith("stages/")):
-        kept = flatten(current_spec(tomllib.loads(bundle.texts(path)["spec"])))
+        stored = flatten(tomllib.loads(bundle.texts(path)["spec"]))
         cell = cells[path.split("/")[0]]
-        found = {"rates.base": kept["rates.base"]} if cell.tuned else {}
+        staged = {"rates.base": stored["rates.base"]} if cell.tuned else {}
         if current.target_from:
             source = target_of(cell, current.cells, current.target_from.cell)
             assert source is not None
             text = bundle.texts(f"stages/target/{source.name}")["target"]
-            found["evaluation.target"] = json.loads(text)["target"]
-        model = kept["model.name"]
-        loss, nodes = ("mse", kept["data.nodes"]) if model == "timer" else ("cross_entropy", None)
-        spec = cell.spec(kept["seed"], **found).resolved(layers=LAYERS[model], model=model, loss=loss, nodes=nodes)
-        wanted = flatten(tomllib.loads(spec.to_toml()))
+            staged["evaluation.target"] = json.loads(text)["target"]
+        model = stored["model.name"]
+        loss, nodes = ("mse", stored["data.nodes"]) if model == "timer" else ("cross_entropy", None)
+        spec = cell.spec(stored["seed"], **staged).resolved(layers=LAYERS[model], model=model, loss=loss, nodes=nodes)
+        expected = flatten(tomllib.loads(spec.to_toml()))
         free = (*IRRELEVANT, "runtime.checkpoint_seconds", "rates.paired")
-        differ = {key: (value, wanted.get(key)) for key, value in kept.items() if wanted.get(key) != value}
-        assert {key: both for key, both in differ.items() if key not in free} == {}, path
+        different = {key: (value, expected.get(key)) for key, value in stored.items() if expected.get(key) != value}
+        assert {key: both for key, both in different.items() if key not in free} == {}, path
         rounds = bundle.rounds(path)
         assert rounds is not None, path
         assert json.loads(bundle.texts(path)["summary"])["rounds"] == rounds["round"].max()
 
 
-# by hand: cells x seeds
+# counted by hand: cells x seeds
 RUNS = {
     "evidence-cnn-cifar100": 21 * 5,
     "evidence-cnn-cifar100-algorithms": (5 * 6 + 1) * 3,
@@ -114,13 +114,13 @@ RUNS = {
 }
 
 
-def test_every_study_has_as_many_runs_as_counted_by_hand() -> None:
+def test_every_study_has_the_number_of_runs_counted_by_hand() -> None:
     loaded = {path.stem: Study.load(path) for path in STUDIES.glob("*.toml")}
-    assert {name: len(own.cells) * len(own.seeds) for name, own in loaded.items()} == RUNS
-    assert all(own.name == name and own.title for name, own in loaded.items())
+    assert {name: len(study.cells) * len(study.seeds) for name, study in loaded.items()} == RUNS
+    assert all(study.name == name and study.title for name, study in loaded.items())
 
 
-def test_every_study_that_a_page_names_by_path_exists() -> None:
+def test_every_study_path_on_a_page_exists() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), RESULTS / "README.md"]
     named = {path for page in pages for path in re.findall(r"reproduction/studies/[\w.-]+\.toml", page.read_text())}
     assert len(named) >= 2
@@ -131,14 +131,14 @@ def papers(study: str) -> dict[str, str]:
     return {name: cell.paper.text for name, cell in read_evidence(RESULTS / study).cells.items() if cell.paper}
 
 
-def test_the_papers_number_stands_beside_what_it_is_of() -> None:
-    # its sensitivity table; it has no beta of 0.2, 0.4 or 0.8
+def test_the_papers_numbers_stand_beside_the_matching_cells() -> None:
+    # the paper's sensitivity table has no beta of 0.2, 0.4 or 0.8
     assert papers("evidence-sensitivity") == {
         "default": "21 to 24 [default]",
         "tau-0.01": "22", "tau-0.0001": "23", "warm-20": "38", "warm-40": "29", "rho-10": "28", "rho-20": "25",
         "xi-0.05": "30", "xi-0.1": "29", "beta-0": "23", "beta-1": "23",
     }  # fmt: skip
-    # its main table and, of one signal alone, beta 1 and 0; not a rule with another preset, rate, sign or momentum
+    # the main table, and beta 1 and 0 for a single signal; no number for another preset, rate, sign or momentum
     assert papers("evidence-cnn-cifar100") == {
         "constant": "29 ± 22.07 [step]", "step": "27 ± 0.4 [step]", "cawr": "23 ± 0.64", "one_cycle": "58 ± 1.09",
         "hyperbolic": "27 ± 36.8", "feda2l": "23 ± 0.49", "feda2l-sigma-only": "23", "feda2l-zeta-only": "23",
@@ -148,11 +148,11 @@ def test_the_papers_number_stands_beside_what_it_is_of() -> None:
 
 def row_of(text: str, *words: str) -> list[str]:
     rows = [[word.strip() for word in line.strip("| ").split("|")] for line in text.splitlines()]
-    (found,) = [row for row in rows if row[: len(words)] == list(words)]
-    return found
+    (match,) = [row for row in rows if row[: len(words)] == list(words)]
+    return match
 
 
-def test_the_decay_alone_is_paired_with_feda2l_across_studies() -> None:
+def test_decay_only_is_paired_with_feda2l_across_studies() -> None:
     studies = ("evidence-cnn-cifar100", "evidence-cnn-cifar100-algorithms", "evidence-cnn-cifar100-decay")
     _, constant, decay, feda2l, rounds, *_ = row_of(decay_table(RESULTS, *studies), "fedprox")
     assert (constant, decay, feda2l) == ("27, 29, 29", "22, 24, 23", "23, 26, 24")
@@ -160,28 +160,28 @@ def test_the_decay_alone_is_paired_with_feda2l_across_studies() -> None:
     assert rounds == "+1.3 ± 1.4 (p = 0.25)"
 
 
-def test_robustness_stands_beside_what_the_paper_saves() -> None:
+def test_robustness_shows_the_rounds_that_the_paper_saves() -> None:
     gains = robustness_gains_table(RESULTS, "evidence-robustness")
-    # a common target a setting, fixed by a run of its own; the paper's 300 and 181 rounds are to its own
+    # one target per setting, fixed by a separate run; the paper's 300 and 181 rounds are to the paper's target
     row = row_of(gains, "dir-0.01", "fedavg")
     assert row[2:5] == ["24.3", "181 against 300 (`constant`): +40 %", "26 against 31 (`constant`): +16 %"]
-    # the paper's fastest schedule there is StepLR, which was not run here
+    # the paper's fastest schedule in this setting is StepLR, which was not run here
     assert row_of(gains, "dir-0.5", "fedavg")[5:7] == ["104 against 109 (`step`): +5 %", "25 against 25 (`cawr`): +0 %"]
     assert row_of(robustness_table(RESULTS, "evidence-robustness"), "dir-0.5", "fedawa", "`one_cycle`")[3:6] == [
         "135 [setting]", "50, 50, 51", "51",
     ]  # fmt: skip
 
 
-def test_a_setting_that_is_only_begun_is_not_compared(tmp_path: Path) -> None:
-    begun = tmp_path / "evidence-robustness"
-    bundle = open_bundle(RESULTS / begun.name)
+def test_an_incomplete_setting_is_not_compared(tmp_path: Path) -> None:
+    incomplete = tmp_path / "evidence-robustness"
+    bundle = open_bundle(RESULTS / incomplete.name)
     cells = ("dir-0.5-fedavg-constant/", "dir-0.5-fedavg-cawr/")
-    write_bundle(begun, [bundle.run(name) for name in bundle.names if name.startswith(cells)], bundle.study)
-    assert len(robustness_gains_table(tmp_path, begun.name).splitlines()) == 2  # the header alone
-    assert len(robustness_table(tmp_path, begun.name).splitlines()) == 2 + 2
+    write_bundle(incomplete, [bundle.run(name) for name in bundle.names if name.startswith(cells)], bundle.study)
+    assert len(robustness_gains_table(tmp_path, incomplete.name).splitlines()) == 2  # only the header
+    assert len(robustness_table(tmp_path, incomplete.name).splitlines()) == 2 + 2
 
 
-def test_a_target_that_nobody_reached_in_the_paper_is_later_than_its_runs() -> None:
+def test_a_target_not_reached_in_the_paper_exceeds_its_number_of_rounds() -> None:
     cells = read_evidence(RESULTS / "evidence-robustness").cells
     rules = {rule: cells[f"dir-0.5-fedavg-{rule}"] for rule in ("constant", "cawr", "feda2l")}
     papers = {"constant": PaperNumber(None), "cawr": PaperNumber(200.0), "feda2l": PaperNumber(100.0)}
@@ -190,30 +190,30 @@ def test_a_target_that_nobody_reached_in_the_paper_is_later_than_its_runs() -> N
     assert schedule == "100 against 200 (`cawr`): +50 %"
 
 
-def test_seeds_that_were_run_together_are_compared_by_themselves() -> None:
+def test_seeds_that_were_run_together_are_compared_separately() -> None:
     text = parts_table(RESULTS, "evidence-cnn-cifar10", "4-8")
     # 165 - 186, 150 - 166, 123 - 162, 184 - 205 twice: -118 / 5, and t(4 degrees) = 2.776 times 8.877 / sqrt 5
     assert row_of(text, "`decay_only`")[2] == "-23.6 ± 11.0 (p = 0.062)"
-    assert "`model_level`" not in text  # which has seeds 1 to 3 alone
+    assert "`model_level`" not in text  # which has only seeds 1 to 3
 
 
-def test_a_search_is_counted_and_not() -> None:
+def test_rounds_are_shown_with_and_without_the_search() -> None:
     text = algorithms_table(RESULTS, "evidence-cnn-cifar100-algorithms")
     (row,) = [line for line in text.splitlines() if line.startswith("| dfedhpo |")]
     assert "| 60 ± 0.82 | 23, 24, 24 |" in row
-    # ten rates of its own and ninety of its neighbours, three epochs each
+    # ten rates of the node and ninety of its neighbours, three epochs each
     assert "the equivalent of 300 rounds" in text
     assert "after 323, 324, 324 rounds" in text
 
 
-def test_a_run_made_again_by_a_later_version_is_known_again() -> None:
-    """Its spec has keys that did not exist before."""
+def test_a_run_repeated_by_a_later_version_is_recognised() -> None:
+    """Its spec has keys that did not exist in the earlier version."""
     rows = repeats_table(RESULTS, "evidence-cnn-cifar100", "evidence-sensitivity").splitlines()[2:]
     assert {row.split("`")[1] for row in rows} == {"feda2l", "feda2l-sigma-only", "feda2l-zeta-only"}
     assert len(rows) == 3 * 3
 
 
-def test_kept_records_are_small_and_the_study_goes_on_in_them(tmp_path: Path) -> None:
+def test_stored_records_are_small_and_the_study_resumes_from_them(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(SMALL))
     study(file, out=tmp_path / "runs", progress=False, sets=["seeds=[1]"])
@@ -226,34 +226,34 @@ def test_kept_records_are_small_and_the_study_goes_on_in_them(tmp_path: Path) ->
         study(file, out=tmp_path / "kept", progress=False)
     kept = tmp_path / "kept runs"
     assert unbundle(tmp_path / "kept", kept) == 4
-    # a control finds its pair, from its own folder and without the rows per layer
+    # a control finds its paired run relative to its folder, without the rows per layer
     matched = kept / "decay_only_matched/seed-1"
     paired = tomllib.loads((matched / "spec.toml").read_text())["rates"]["paired"]
     assert mean_multipliers(str(matched / paired)) == pytest.approx(before, abs=1e-12)
-    was = (kept / "feda2l/seed-1/summary.json").read_bytes()
+    previous = (kept / "feda2l/seed-1/summary.json").read_bytes()
     outcome = study(file, out=kept, progress=False, sets=["seeds=[1, 2]"])
     assert len(outcome.runs) == 8
-    assert (kept / "feda2l/seed-1/summary.json").read_bytes() == was
+    assert (kept / "feda2l/seed-1/summary.json").read_bytes() == previous
     assert set(Study.load(kept / "study.toml").seeds) == {1, 2}
 
 
-def test_more_seeds_are_added_to_what_is_kept_and_another_study_is_refused(tmp_path: Path) -> None:
+def test_more_seeds_are_added_and_a_different_study_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(SMALL))
     for seed in (1, 3):
         study(file, out=tmp_path / f"runs-{seed}", progress=False, sets=[f"seeds=[{seed}]"], only=["constant"])
         keep(tmp_path / f"runs-{seed}", tmp_path / "kept")
     assert Study.load(tmp_path / "kept/study.toml").seeds == (1, 3)
-    own = read_evidence(tmp_path / "kept")
-    assert [figures.run.seed for figures in own.cells["constant"].seeds] == [1, 3]
-    assert own.missing == ["feda2l", "decay_only", "decay_only_matched"]
+    evidence = read_evidence(tmp_path / "kept")
+    assert [figures.run.seed for figures in evidence.cells["constant"].seeds] == [1, 3]
+    assert evidence.missing == ["feda2l", "decay_only", "decay_only_matched"]
     study(file, out=tmp_path / "other", progress=False, sets=["rounds=3", "seeds=[1]"], only=["constant"])
     with pytest.raises(FedA2LError, match="different study"):
         keep(tmp_path / "other", tmp_path / "kept")
 
 
-def test_a_target_is_kept_before_any_run_is(tmp_path: Path) -> None:
-    """The kept target shows that it was fixed before the rules ran, and the study resumes with it."""
+def test_a_target_is_stored_before_any_run(tmp_path: Path) -> None:
+    """The stored target shows that it was fixed before the rules ran. The study resumes with it."""
     file = tmp_path / "small.toml"
     base = {**SMALL["base"], "evaluation": {"smoothing": 2}}
     staged = {"reading": "paper", "base": base, "target_from": {"cell": "constant", "share": 0.9}}
@@ -266,13 +266,13 @@ def test_a_target_is_kept_before_any_run_is(tmp_path: Path) -> None:
     assert row == "| small | paper | 0 | 0 | 0 | 4 (constant, feda2l, decay_only, decay_only_matched) |  |"
     unbundle(kept, tmp_path / "again")
     target = tmp_path / "again/stages/target/constant/target.json"
-    was = target.read_bytes()
+    previous = target.read_bytes()
     (run,) = study(file, out=tmp_path / "again", progress=False, only=["decay_only"]).runs
-    assert target.read_bytes() == was
-    assert run.summary["target"]["accuracy"] == json.loads(was)["target"]
+    assert target.read_bytes() == previous
+    assert run.summary["target"]["accuracy"] == json.loads(previous)["target"]
 
 
-def test_only_what_stands_between_marks_is_written(tmp_path: Path) -> None:
+def test_only_text_between_marks_is_replaced(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(SMALL))
     study(file, out=tmp_path / "results/small", progress=False, sets=["seeds=[1, 2]"])
@@ -307,12 +307,12 @@ def test_multipliers_of_a_run_by_hand(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(SMALL))
     study(file, out=tmp_path / "small", progress=False, sets=["seeds=[1]"], only=["feda2l"])
-    found = multipliers(read_evidence(tmp_path / "small").cells["feda2l"], 4)
+    statistics = multipliers(read_evidence(tmp_path / "small").cells["feda2l"], 4)
     table = polars.read_parquet(tmp_path / "small/feda2l/seed-1/layers.parquet")
     values = [m for r, m in zip(table["round"], table["multiplier"], strict=True) if r >= 4]
-    assert found.mean == pytest.approx(sum(values) / len(values))
-    assert (found.low, found.high) == (
+    assert statistics.mean == pytest.approx(sum(values) / len(values))
+    assert (statistics.low, statistics.high) == (
         min(values),
         max(values),
     )
-    assert found.rates == pytest.approx(sum(table["rate"]) / len(table) / 0.01)
+    assert statistics.rates == pytest.approx(sum(table["rate"]) / len(table) / 0.01)

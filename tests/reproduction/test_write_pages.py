@@ -1,4 +1,4 @@
-"""`python -m reproduction`: what it writes, what it reports, and that the installed package does not need it."""
+"""`python -m reproduction`: the files it writes, its report, and that the installed package does not need it."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    """A page with a table and a figure of one kept run."""
+    """A page with a table and a figure of one stored run."""
     study: dict[str, Any] = {"name": "made", "base": {"rates": {"name": "constant"}}}
     write_run(tmp_path / "results/made/made/seed-1", rising(4), rates="constant")
     (tmp_path / "results/made/study.toml").write_text(tomli_w.dumps(study))
@@ -39,18 +39,18 @@ def test_check_fails_until_page_and_figure_agree_with_the_records(
     main(command)
     assert capsys.readouterr().out == "2 files written, 0 changed\n"
     figure.write_bytes(b"not the figure")
-    main(command[:-1])  # without --check a change is reported and is no failure
+    main(command[:-1])  # without --check a change is reported but is not an error
     assert capsys.readouterr().out == f"changed: {figure}\n2 files written, 1 changed\n"
 
 
-def test_a_figure_of_a_page_in_a_folder_is_listed_by_its_plain_path(tmp_path: Path) -> None:
+def test_the_path_of_a_figure_is_normalised(tmp_path: Path) -> None:
     page = tmp_path / "evidence" / "page.md"
     page.parent.mkdir()
     page.write_text("<!-- results: curves made ../figures/curves.png made -->\n<!-- end -->\n")
     assert written_files(page) == [page, tmp_path / "figures" / "curves.png"]
 
 
-def test_an_unreadable_page_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_page_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"missing\.md: cannot be read"):
         main([str(tmp_path / "missing.md")])
 
