@@ -1,4 +1,4 @@
-"""Write the tables and figures of the evidence pages from the kept records: `python -m reproduction`."""
+"""Write the tables and figures of the evidence pages from the stored records: `python -m reproduction`."""
 
 import argparse
 import sys
@@ -21,19 +21,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: results/")
     parser.add_argument("--check", action="store_true", help="fail if a page or a figure changed")
-    given = parser.parse_args(arguments)
-    pages = given.pages or PAGES
+    options = parser.parse_args(arguments)
+    pages = options.pages or PAGES
     try:
         files = [file for page in pages for file in written_files(page)]
         before = {file: file.read_bytes() if file.exists() else None for file in files}
-        fill_pages(pages, given.results)
+        fill_pages(pages, options.results)
     except FedA2LError as error:
         sys.exit(f"python -m reproduction: {error}")
     changed = [file for file, content in before.items() if file.read_bytes() != content]
     for file in changed:
         print(f"changed: {file}")
     print(f"{len(before)} files written, {len(changed)} changed")
-    if given.check and changed:
+    if options.check and changed:
         sys.exit("python -m reproduction --check: the committed files differed from the records; see git diff")
 
 

@@ -1,7 +1,7 @@
-"""Write the tables and figures of a Markdown page from the kept records.
+"""Write the tables and figures of a Markdown page from the stored records.
 
 Only the text between a start mark, `<!-- results: NAME ARGUMENTS -->`, and its end mark, `<!-- end -->`, is replaced.
-NAME is a key of `MADE` or of `FIGURES`. A figure's arguments are its study, its file (relative to the page) and its
+NAME is a key of `MAKERS` or of `FIGURES`. A figure's arguments are its study, its file (relative to the page) and its
 cells.
 """
 
@@ -24,7 +24,7 @@ from reproduction.statistics_table import statistics_table
 from reproduction.times_table import times_table
 
 BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-MADE = TABLES | {
+MAKERS = TABLES | {
     "causes": causes_table,
     "headlines": headline_table,
     "robustness": robustness_table,
@@ -39,7 +39,7 @@ FIGURES = {"curves": "rounds", "minutes": "minutes"}
 def fill(text: str, results: Path) -> str:
     """Return the page with every table rewritten from the records in `results`."""
     read_evidence.cache_clear()
-    return BLOCK.sub(lambda found: f"{found[1]}{_block(found[2].split(), results)}\n{found[3]}", text)
+    return BLOCK.sub(lambda match: f"{match[1]}{_block(match[2].split(), results)}\n{match[3]}", text)
 
 
 def fill_pages(pages: Sequence[Path], results: Path) -> None:
@@ -47,8 +47,8 @@ def fill_pages(pages: Sequence[Path], results: Path) -> None:
     for page in pages:
         text = _read(page)
         page.write_text(fill(text, results), encoding="utf-8")
-        for found in BLOCK.finditer(text):
-            name, *arguments = found[2].split()
+        for match in BLOCK.finditer(text):
+            name, *arguments = match[2].split()
             if name in FIGURES:
                 study, file, *cells = arguments
                 known, path = read_evidence(results / study).cells, _figure_path(page, file)
@@ -61,7 +61,7 @@ def fill_pages(pages: Sequence[Path], results: Path) -> None:
 
 def written_files(page: Path) -> list[Path]:
     """List the files that `fill_pages` writes for a page: the page itself and its figures."""
-    marks = [found[2].split() for found in BLOCK.finditer(_read(page))]
+    marks = [match[2].split() for match in BLOCK.finditer(_read(page))]
     files = [arguments[1] for name, *arguments in marks if name in FIGURES]
     return [page, *(_figure_path(page, file) for file in files)]
 
@@ -82,14 +82,14 @@ def _block(words: list[str], results: Path) -> str:
     name, *arguments = words
     if name in FIGURES:
         study, file, *cells = arguments
-        falls = read_evidence(results / study).study.cells[0].spec(1).data.forecasts
-        score = "MSE" if falls else "accuracy"
+        forecasts = read_evidence(results / study).study.cells[0].spec(1).data.forecasts
+        score = "MSE" if forecasts else "accuracy"
         return f"![{score} over {FIGURES[name]}, {study}: {', '.join(cells)}]({file})"
-    make = look_up(name, MADE, "results")
+    make = look_up(name, MAKERS, "results")
     return make(results, *arguments)
 
 
 def _alone(folder: Path) -> Mapping[str, Figures]:
-    """Return one run per cell of the timing study, or nothing where there is no such study."""
+    """Return one run per cell of the timing study, or nothing if there is no such study."""
     cells = read_evidence(folder).cells if (folder / "study.toml").exists() else {}
     return {name: cell.example for name, cell in cells.items()}

@@ -1,4 +1,4 @@
-"""Table of the summary page: one row per setting, with FedA2L beside its decay alone and two simpler rules."""
+"""Table of the summary page: one row per setting, with FedA2L beside `decay_only` and two simpler rules."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Headline:
 
 
 def _released(label: str, suffix: str = "") -> Headline:
-    """Return the row of a ResNet-18 with FedA2L as released, whose decay alone is `hidden_schedule`."""
+    """Return the row of a ResNet-18 with FedA2L as released. Its decay-only control is `hidden_schedule`."""
     names = (f"{name}{suffix}" for name in ("feda2l-reference", "hidden_schedule", "constant", "cawr"))
     return Headline(label, "evidence-resnet18-cifar100-long", *names)
 
@@ -50,7 +50,7 @@ LAST_TEN = "last 10: FedA2L, decay alone, constant"
 
 
 def headline_table(results: Path) -> str:
-    """Tabulate rounds to the target, of the mean curve, and the mean score of the last ten rounds in every setting."""
+    """Tabulate the mean curve's rounds to the target and the mean score of the last ten rounds in every setting."""
     return table([*HEADER, LAST_TEN], [_row(results, headline) for headline in HEADLINES])
 
 

@@ -1,7 +1,7 @@
 """Add the runs of a study to its bundle in `results/`: `python -m reproduction.keep runs/NAME results/NAME`.
 
-A run that the bundle holds already is replaced. The rows per layer are kept for the runs that `LAYERS` names, because
-a page tabulates them.
+A run that the bundle already holds is replaced. Rows per layer are stored for the runs that `LAYERS` names, because a
+page tabulates them.
 """
 
 import sys
@@ -17,7 +17,7 @@ from feda2l.studies.cells import STAGES
 from feda2l.studies.study import Study
 from reproduction.evidence_tables import FAMILY
 
-FAMILIES = ("evidence-cnn-cifar100", "evidence-cnn-cifar10")  # whose multipliers a page tabulates
+FAMILIES = ("evidence-cnn-cifar100", "evidence-cnn-cifar10")  # a page tabulates the multipliers of these studies
 # study -> patterns of runs
 LAYERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(FAMILIES, tuple(f"{cell}/*" for cell in FAMILY)),
@@ -36,7 +36,7 @@ def keep(study: Path, into: Path) -> int:
     text = joint_study(sources)
     assert text is not None
     seeds = {int(name.rpartition("-")[2]) for name in runs if not name.startswith(STAGES + "/")}
-    # a study with only its first stage finished, for example the target, has its planned seeds and no others
+    # a study of which only the first stage is finished, for example the target, keeps its planned seeds
     if seeds:
         text = _with_seeds(text, sorted(seeds))
     write_bundle(into, [runs[name] for name in sorted(runs)], text)

@@ -15,7 +15,7 @@ from feda2l.report.run_figures import Figures
 
 
 def draw_bands(cells: Sequence[Cell], path: Path) -> None:
-    """Draw the curves of some cells in one figure; the suffix of the path gives the format."""
+    """Draw the curves of some cells in one figure. The suffix of the path sets the format."""
     figure, (axes,) = new_figure(1, 7, 4.5)
     for cell in cells:
         draw_score_band(axes, cell, cell.example.run.metric, cell.row)
@@ -40,7 +40,7 @@ def draw_minutes(cells: Sequence[Cell], path: Path, alone: Mapping[str, Figures]
 
 
 def paced_clock(figures: Figures, alone: Figures | None) -> Floats | None:
-    """Return a run's own clock; for a run in a pack, each round takes the median seconds of a round of `alone`."""
+    """Return the time after each round. In a pack, each round takes the median seconds of a round of `alone`."""
     clock = own_clock(figures)
     if clock is None and alone is not None and (paced := own_clock(alone)) is not None:
         return np.median(np.diff(paced, prepend=0.0)) * np.arange(1, figures.run.rounds + 1)

@@ -11,20 +11,20 @@ from reproduction.evidence_tables import by_seed, table
 
 def series_table(results: Path, study: str) -> str:
     """Tabulate MSE and rounds of every cell, seed by seed, after the naive forecasts, which need no training."""
-    own = read_evidence(results / study)
-    run = next(iter(own.cells.values())).example.run
+    evidence = read_evidence(results / study)
+    run = next(iter(evidence.cells.values())).example.run
     target, naive = run.target, run.naive
     rows = [_untrained(naive_words(name), mse, target) for name, mse in naive.items()]
     best = min(naive.values(), default=None)
-    rows += [_row(cell, best) for cell in own.cells.values()]
+    rows += [_row(cell, best) for cell in evidence.cells.values()]
     header = ["optimizer", "algorithm", "rule", "the paper, rounds", "rounds, seed by seed"]
     header += ["best MSE, seed by seed", "last 10", "below the better naive forecast"]
     return f"{table(header, rows)}\n\nTarget: an MSE of {'none' if target is None else f'{target:.5g}'}."
 
 
 def _untrained(name: str, mse: float, target: float | None) -> list[str]:
-    there = target is not None and mse <= target
-    return ["none", "none", name, "", "0" if there else "-", f"{mse:.4f}", f"{mse:.4f}", ""]
+    reached = target is not None and mse <= target
+    return ["none", "none", name, "", "0" if reached else "-", f"{mse:.4f}", f"{mse:.4f}", ""]
 
 
 def _row(cell: Cell, naive: float | None) -> list[str]:
@@ -36,7 +36,7 @@ def _row(cell: Cell, naive: float | None) -> list[str]:
         f"{keys['training.optimizer']} {keys['rates.base']:g}",
         str(keys["algorithm.name"]),
         rule,
-        _the_papers(cell),
+        _paper_rounds(cell),
         by_seed(cell),
         ", ".join("non-finite" if mse is None else f"{mse:.4f}" for mse in best),
         score_words(cell.over_seeds("last_10"), "mse") or "-",
@@ -44,9 +44,9 @@ def _row(cell: Cell, naive: float | None) -> list[str]:
     ]
 
 
-def _the_papers(cell: Cell) -> str:
+def _paper_rounds(cell: Cell) -> str:
     """Return the paper's rounds, with the paper's target if it differs from ours."""
     if cell.paper is not None:
         return cell.paper.text
-    found = paper_series(cell.example.run)
-    return "" if found is None else f"{found[0].text} (to {found[1]:g})"
+    paper = paper_series(cell.example.run)
+    return "" if paper is None else f"{paper[0].text} (to {paper[1]:g})"

@@ -17,22 +17,22 @@ HEADER = ("rule", "local statistics", "worst node of these", "mean for evaluatio
 def statistics_table(results: Path, study: str) -> str:
     """Tabulate the rules whose nodes keep local statistics.
 
-    Where the rule has a cell `-average`, only the seeds of both count. The mean model has the nodes' parameters, which
-    are equal on a full graph, and the mean of their statistics, which no node trains with.
+    If the rule has a cell `-average`, only the seeds of both cells count. On a full graph all nodes hold equal
+    parameters. The mean model has these parameters and the mean of the statistics, with which no node trains.
     """
     cells = read_evidence(results / study).cells
     rows = []
     for name, cell in cells.items():
         keys = cell.example.run.keys
-        if keys["algorithm.buffers"] != "local" or keys["model.name"].endswith("_gn"):  # GroupNorm has none
+        if keys["algorithm.buffers"] != "local" or keys["model.name"].endswith("_gn"):  # GroupNorm has no statistics
             continue
-        beside = list[float]()
+        with_average = list[float]()
         if f"{name}-average" in cells:
             cell, averaged = of_common_seeds(cell, cells[f"{name}-average"])
-            beside = averaged.over_seeds("last_10")
+            with_average = averaged.over_seeds("last_10")
         read = [_worst_and_mean(figures) for figures in cell.seeds]
-        found = (cell.over_seeds("last_10"), [worst for worst, _ in read], [mean for _, mean in read], beside)
-        rows.append([f"`{name}`", *(score_words(values, "accuracy") for values in found)])
+        columns = (cell.over_seeds("last_10"), [worst for worst, _ in read], [mean for _, mean in read], with_average)
+        rows.append([f"`{name}`", *(score_words(values, "accuracy") for values in columns)])
     return table(HEADER, rows)
 
 

@@ -1,4 +1,4 @@
-"""Table of the seconds per round of the runs that had the machine to themselves, beside the paper's."""
+"""Table of the seconds per round of the runs that had the machine alone, beside the paper's."""
 
 from pathlib import Path
 
@@ -14,22 +14,22 @@ def times_table(results: Path, study: str) -> str:
     """Tabulate the median seconds per round of each cell, beside the paper's seconds."""
     rows = []
     for cell in read_evidence(results / study).cells.values():
-        found = [(figures, seconds) for figures in cell.seeds if (seconds := own_seconds(figures)) is not None]
-        if not found:
+        timed = [(figures, seconds) for figures in cell.seeds if (seconds := own_seconds(figures)) is not None]
+        if not timed:
             continue
-        figures, seconds = found[0]
-        whole = sum(seconds.values())
-        alone = whole - seconds.get("evaluate", 0.0)
-        share = np.median(seconds.get("adapt", np.zeros_like(alone)) / alone)
-        theirs = paper_seconds(figures.run)
+        figures, seconds = timed[0]
+        total = sum(seconds.values())
+        without_evaluation = total - seconds.get("evaluate", 0.0)
+        share = np.median(seconds.get("adapt", np.zeros_like(without_evaluation)) / without_evaluation)
+        paper = paper_seconds(figures.run)
         rows.append(
             [
                 f"`{cell.row}`",
-                f"{np.median(alone):.2f}",
+                f"{np.median(without_evaluation):.2f}",
                 f"{100 * share:.2f}",
-                f"{np.median(whole):.2f}",
+                f"{np.median(total):.2f}",
                 f"{figures.run.machine}, {figures.run.keys.get('runtime.precision', '?')}",
-                "" if theirs is None else f"{theirs:g}",
+                "" if paper is None else f"{paper:g}",
             ]
         )
     header = ["cell", "seconds per round", "adapting, %", "with evaluation, s", "on", "the paper, s (RTX 4090)"]
