@@ -20,7 +20,7 @@ from feda2l.report.report import read, report
 from feda2l.report.run_figures import Figures
 from feda2l.report.sheets import Sheet
 from feda2l.studies.study import shipped
-from made_up import rising, write_run
+from synthetic_runs import rising, write_run
 
 KEYS = {label: key for key, label in METHOD.items() if key != "hyperbolic_reference"}
 ALGORITHM_KEYS = {label: key for key, label in ALGORITHM.items()}
