@@ -251,9 +251,9 @@ def test_compare_wants_one_method_a_side(runs: Path) -> None:
 
 
 def test_the_bench_makes_records_that_a_report_can_read(tmp_path: Path) -> None:
-    from feda2l.bench.report_work import write_made_up_runs
+    from feda2l.bench.report_work import write_synthetic_runs
 
-    write_made_up_runs(tmp_path, runs=8, rounds=30, nodes=3)
+    write_synthetic_runs(tmp_path, runs=8, rounds=30, nodes=3)
     notes = Notes()
     _, figures = read([tmp_path], notes)
     assert len(figures) == 8

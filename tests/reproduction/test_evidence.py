@@ -73,7 +73,7 @@ def test_every_stored_run_has_the_spec_of_its_study(name: str) -> None:
     StudyFolder(RESULTS / name).check(current, saved)
     cells = {cell.name: cell for cell in current.cells}
     for path in sorted(path for path in bundle.names if not path.startswith("stages/")):
-        stored = flatten(tomllib.loads(bundle.texts(path)["spec"]))
+        stored = flatten(current_spec(tomllib.loads(bundle.texts(path)["spec"])))
         cell = cells[path.split("/")[0]]
         staged = {"rates.base": stored["rates.base"]} if cell.tuned else {}
         if current.target_from:

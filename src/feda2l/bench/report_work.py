@@ -30,7 +30,7 @@ AXES = {
 def report_work(*, runs: int, rounds: int, nodes: int) -> Result:
     """Run `feda2l report` in a separate process on generated records of a study."""
     with tempfile.TemporaryDirectory(prefix="feda2l-bench-") as folder:
-        write_made_up_runs(Path(folder) / "runs", runs=runs, rounds=rounds, nodes=nodes)
+        write_synthetic_runs(Path(folder) / "runs", runs=runs, rounds=rounds, nodes=nodes)
         note(f"generated {runs} runs")
         command = [sys.executable, "-m", "feda2l", "report", f"{folder}/runs", "--out", f"{folder}/report"]
         started = time.perf_counter()
@@ -50,7 +50,7 @@ def report_work(*, runs: int, rounds: int, nodes: int) -> Result:
     )
 
 
-def write_made_up_runs(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
+def write_synthetic_runs(folder: Path, *, runs: int, rounds: int, nodes: int) -> None:
     """Write run folders with learning curves that rise to a random final value."""
     seeds = -(-runs // 80)
     names = [key for key in AXES if key != "seed"]
