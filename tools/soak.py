@@ -147,7 +147,7 @@ def _figures(swarm: SwarmFolder, looks: list[Look], faults: Counter[str], minute
         "faults": dict(faults),
         "rounds": len(spared),
         "rounds of the others": [len(records) for records in others],
-        "neighbours heard, mean": statistics.mean(len(record["received"]) for record in spared),
+        "neighbours received, mean": statistics.mean(len(record["received"]) for record in spared),
         "accuracy": scores[-1] if scores else None,
         **{
             f"{name}, {part} third": statistics.median(getattr(look, name) for look in chosen)

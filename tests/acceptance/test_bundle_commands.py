@@ -1,4 +1,4 @@
-"""`feda2l bundle`, `report`, `compare` and `unbundle`, from runs to a bundle and back."""
+"""`feda2l bundle`, `report` and `compare`, from runs to a bundle and back."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from synthetic_runs import write_seeds
 Cli = Callable[..., Any]
 
 
-def test_runs_are_bundled_reported_compared_and_unbundled(cli: Cli) -> None:
+def test_runs_are_bundled_reported_compared_and_unpacked(cli: Cli) -> None:
     for rule, reached in (("constant", [6, 7]), ("feda2l", [4, 5])):
         write_seeds(Path("runs") / rule, rule, reached)
     made = cli("bundle", "runs", "--out", "shared")
@@ -26,8 +26,11 @@ def test_runs_are_bundled_reported_compared_and_unbundled(cli: Cli) -> None:
     assert "--overwrite" in again.err
     again = cli("bundle", "runs", "--out", "shared", "--layers", "feda2l/*", "--overwrite")
     assert "rows per layer of 2 runs" in again.out
-    assert cli("unbundle", "shared", "--out", "runs again").out == "runs again: 4 runs\n"
+    assert cli("bundle", "shared", "--unpack", "--out", "runs again").out == "runs again: 4 runs\n"
     assert Path("runs again/feda2l/feda2l-1/spec.toml").exists()
+    two = cli("bundle", "shared", "runs", "--unpack", "--out", "other")
+    assert (two.code, Path("other").exists()) == (2, False)
+    assert "feda2l bundle BUNDLE --unpack --out DIR" in two.err
 
 
 def test_a_bundle_needs_runs_and_an_altered_one_is_refused(cli: Cli) -> None:

@@ -232,7 +232,7 @@ def test_a_non_finite_run_names_the_place_and_does_not_affect_the_others(tmp_pat
     for number in (0, 2):
         alone = run(specs[number], tmp_path / specs[number]["name"])
         assert differing(packed[number].path, alone) == []
-    with pytest.raises(FedA2LError, match=r"diverged in round \d+: node \d+, layer fc") as caught:
+    with pytest.raises(FedA2LError, match=r"became non-finite in round \d+: node \d+, layer fc") as caught:
         run(specs[1], tmp_path / "wild")
     assert caught.value.exit_code == 1
     summary = json.loads((tmp_path / "wild" / "summary.json").read_text())
@@ -249,7 +249,7 @@ def test_a_non_finite_run_names_the_place_and_does_not_affect_the_others(tmp_pat
 def test_a_non_finite_test_loss_is_recorded_as_null_before_the_run_ends(tmp_path: Path) -> None:
     # one step per round: it starts at a finite loss and ends where the test loss is NaN
     spec = merged(MLP, {"data": {"partition": "iid", "min_size": 1}, "training": {"batch_size": 150}})
-    with pytest.raises(FedA2LError, match="diverged in round 2"):
+    with pytest.raises(FedA2LError, match="became non-finite in round 2"):
         run(merged(spec, {"rates": {"base": 1e18}}), tmp_path / "out")
     (record,) = [json.loads(line) for line in (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()]
     assert record["test_loss"] is None
@@ -263,7 +263,7 @@ def test_a_non_finite_run_ends_the_command_with_code_1(
     outcome = process("run", *flags(merged(MLP, {"rates": {"base": 1e6}})), "--out", "out")
     assert outcome.code == 1
     assert "Traceback" not in outcome.err
-    for word in ("diverged in round", "node", "layer fc", "rates.base"):
+    for word in ("became non-finite in round", "node", "layer fc", "rates.base"):
         assert word in outcome.err
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "non_finite"
     assert cli("evaluate", "out").code in (0, 2)  # a checkpoint of a finite round, or a clear error

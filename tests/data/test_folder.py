@@ -84,7 +84,7 @@ def test_without_a_test_folder_a_fraction_of_each_class_is_held_out(
     loaded = {tuple(x.flatten().tolist()) for x in torch.cat([images.train_x, images.test_x])}
     assert loaded >= {tuple(x.flatten().tolist()) for x in drawn.values()}
     for share in (0, 1, 1.5):
-        with pytest.raises(FedA2LError, match=r"test_share = .*between 0 and 1"):
+        with pytest.raises(FedA2LError, match=r"test_fraction = .*between 0 and 1"):
             folder.load(tmp_path, test_fraction=share)
 
 

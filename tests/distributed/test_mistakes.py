@@ -39,7 +39,7 @@ def test_an_error_in_the_spec_is_printed_once(tmp_path):
         (2, {"network": {"participation": 0.7}}, "network.participation below 1 needs a single process"),
         (2, {"model": {"name": "users_models:Failing"}}, "this model cannot"),
         (2, {"runtime": {"device": "cuda"}}, 'runtime.device = "cuda" is not available'),
-        (2, {"rates": {"name": "constant", "base": 1e30}}, "the run diverged in round 1"),
+        (2, {"rates": {"name": "constant", "base": 1e30}}, "the run became non-finite in round 1"),
     ],
 )
 def test_a_run_that_cannot_start_prints_one_error(tmp_path, ranks, more, said):

@@ -56,7 +56,7 @@ class Peer:
 
 
 class Mail:
-    """A courier whose neighbours send what a test wants: in each exchange all parameters of node j are `values[j]`.
+    """A messenger whose neighbours send what a test wants: in each exchange all parameters of node j are `values[j]`.
 
     A node in `gone` has no payload in that exchange.
     """

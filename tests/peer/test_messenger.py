@@ -1,4 +1,4 @@
-"""A courier with honest, late, hung and hostile neighbours, in memory."""
+"""A messenger with honest, late, hung and hostile neighbours, in memory."""
 
 import math
 import threading
@@ -92,17 +92,17 @@ def hub() -> Hub:
 
 
 def test_heads_come_in_ascending_id_and_loads_are_the_tensors(hub):
-    couriers = [messenger(hub, f"n{i}", *(f"n{j}" for j in (2, 1, 0) if j != i)) for i in range(3)]
-    for one in couriers:
+    messengers = [messenger(hub, f"n{i}", *(f"n{j}" for j in (2, 1, 0) if j != i)) for i in range(3)]
+    for one in messengers:
         one.publish(1, 0, ROW, TEMPLATE)
-    heads = couriers[0].heads(1, 0)
+    heads = messengers[0].heads(1, 0)
     assert [neighbour.name for neighbour in heads] == ["n1", "n2"]
     for neighbour, said in heads.items():
-        loaded = couriers[0].load(neighbour, said, TEMPLATE, NORM)
+        loaded = messengers[0].load(neighbour, said, TEMPLATE, NORM)
         assert loaded is not None
         assert all(torch.equal(loaded[name], ROW[name]) for name in ROW)
         assert neighbour.received == 1
-    assert couriers[0].received == 2 * TEMPLATE.limit
+    assert messengers[0].received == 2 * TEMPLATE.limit
 
 
 def test_a_request_is_held_until_the_neighbour_publishes(hub):

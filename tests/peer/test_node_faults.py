@@ -49,7 +49,7 @@ def all_heard(network: Network, round: int) -> None:
                 return False
         return True
 
-    wait_for(received, f"all are heard after round {round}")
+    wait_for(received, f"all messages arrived after round {round}")
 
 
 def check(network: Network, spec: dict[str, Any], folder: Path, survivors: list[NodeProcess]) -> None:

@@ -45,7 +45,7 @@ def test_one_is_killed_and_one_leaves_and_both_come_back(tmp_path):
         def all_hear_all() -> bool:
             return all(node.round and len(node.rounds()[-1]["received"]) == 4 for node in network.nodes)
 
-        wait_for(all_hear_all, "everybody hears everybody again")
+        wait_for(all_hear_all, "every node receives from every other node again")
         enough = max(node.round for node in network.nodes) + 3
         for node in network.nodes:
             node.reach(max(enough, 25))

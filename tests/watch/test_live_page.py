@@ -65,11 +65,11 @@ def test_a_tab_of_a_finished_run_stays_quiet(opened: Callable[..., Any], tmp_pat
     end(folder, 2)
     page = opened(tmp_path)
     wait(page, f"return {status} === 'The run is finished.' && detail.id === 'one'")
-    listen = "source.addEventListener('news', event => { window.heard.push(...JSON.parse(event.data).runs); })"
-    page.execute_script(f"window.heard = []; {listen}")
+    listen = "source.addEventListener('news', event => { window.received.push(...JSON.parse(event.data).runs); })"
+    page.execute_script(f"window.received = []; {listen}")
     later = begin(tmp_path / "two")  # when this arrives, any event about the first run would have arrived
     wait(page, f"return {state('two')} === 'running'")
-    assert page.execute_script("return window.heard.map(run => run.id)") == ["two"]
+    assert page.execute_script("return window.received.map(run => run.id)") == ["two"]
     later.close()
 
 

@@ -92,10 +92,10 @@ class RateSearch(Protocol):
     def draw(self, seed: int, node: int) -> list[float]:
         """Return a node's own candidates."""
 
-    def shortlist(self, states: list[Trial], received: list[Trial], seed: int, node: int) -> list[float]:
+    def shortlist(self, own_trials: list[Trial], received: list[Trial], seed: int, node: int) -> list[float]:
         """Return the rates that a node tries after it has received its neighbours' trials."""
 
-    def decide(self, states: list[Trial], received: list[Trial], tried: list[Trial]) -> float:
+    def decide(self, own_trials: list[Trial], received: list[Trial], tried: list[Trial]) -> float:
         """Return the rate that a node takes; `tried` are the trials of its shortlist."""
 
     def epochs(self, nodes: int) -> int:
@@ -173,7 +173,7 @@ class Algorithm:
     def combine(self, neighbourhood: Neighbourhood) -> Tensor:
         """Return the aggregated model of all received states, [width], in place of their weighted mean.
 
-        `near.hear("model")` returns what the closed neighbourhood published, [k, width].
+        `neighbourhood.receive("model")` returns what the closed neighbourhood published, [k, width].
         """
         return neighbourhood.weights.to(neighbourhood.base) @ neighbourhood.receive("model")
 
@@ -187,7 +187,7 @@ class Algorithm:
     def rate_search(self) -> RateSearch | None:
         """The search for the base rate before round 1, if the algorithm has one.
 
-        The search stores the rate and the epochs of every node in the notes "found" and "epochs".
+        The search stores the rate and the epochs of every node in the small state, as "found" and "epochs".
         """
         return None
 

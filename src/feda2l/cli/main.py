@@ -11,7 +11,7 @@ from rich.console import Console
 import feda2l
 from feda2l.cli.network import certs, node, swarm
 from feda2l.cli.options import COMPARE, FIRST, MORE, NETWORK, RUN, START, DataFolder, Set, Track
-from feda2l.cli.results import bundle, compare, evaluate, export, forecast, report, unbundle, watch
+from feda2l.cli.results import bundle, compare, evaluate, export, forecast, report, watch
 from feda2l.errors import FedA2LError, RunFailed
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ for command, group, example in (
     (export, RUN, "feda2l export runs/demo/feda2l-1 --out model.safetensors"),
     (compare, COMPARE, "feda2l compare runs/fedavg runs/feda2l"),
     (bundle, COMPARE, "feda2l bundle runs/my-study --out shared/my-study"),
-    (unbundle, COMPARE, "feda2l unbundle shared/my-study --out runs/my-study"),
     (forecast, COMPARE, "feda2l forecast runs/exchange --windows 5"),
     (swarm, NETWORK, "feda2l swarm --nodes 4 --set rounds=20"),
     (node, NETWORK, "feda2l node --config node.toml"),

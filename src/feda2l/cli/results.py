@@ -153,26 +153,36 @@ def bundle(
     out: Path,
     layers: Annotated[list[str] | None, Parameter(negative=())] = None,
     overwrite: Annotated[bool, Parameter(negative=())] = False,
+    unpack: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Write runs as a few files to commit or share, which report, compare and watch read like run folders.
+    """Write runs as a few files to commit or share.
 
     Example: feda2l bundle runs/my-study --out shared/my-study
+
+    The commands report, compare and watch read a bundle like run folders.
 
     Parameters
     ----------
     runs
         folders of runs, for example the folder of a study; or bundles, to join them
     out
-        the folder of the bundle
+        the folder of the bundle; with --unpack the folder of the run folders, which must be new
     layers
         runs whose rows per layer are bundled too, by name: `feda2l/*`, or `*` for all; may be repeated
     overwrite
         replace the bundle in the folder
+    unpack
+        write the runs of one bundle as run folders again, for example to add runs to a study
     """
-    from feda2l.report.bundle_runs import bundle_runs
+    from feda2l.report.bundle_runs import bundle_runs, unbundle
 
     if not runs:
         raise FedA2LError("bundle: which runs? feda2l bundle RUNS... --out DIR")
+    if unpack:
+        if len(runs) != 1 or layers or overwrite:
+            raise FedA2LError("bundle --unpack takes one bundle: feda2l bundle BUNDLE --unpack --out DIR")
+        print(f"{out}: {unbundle(runs[0], out)} runs")
+        return
     console = Console(stderr=True)
     written, left_out = bundle_runs(
         list(runs),
@@ -189,20 +199,3 @@ def bundle(
     print(f"{out}: {ended} runs, {size / 1e6:.2f} MB, rows per layer of {of_layers} runs")
     if not of_layers:
         print("rows per layer are not bundled; to bundle them add  --layers '*'")
-
-
-def unbundle(bundle: Path, /, *, out: Path) -> None:
-    """Write the runs of a bundle as run folders again, for example to add runs to a study.
-
-    Example: feda2l unbundle shared/my-study --out runs/my-study
-
-    Parameters
-    ----------
-    bundle
-        the folder of the bundle
-    out
-        the folder of the run folders, which must be new
-    """
-    from feda2l.report.bundle_runs import unbundle
-
-    print(f"{out}: {unbundle(bundle, out)} runs")

@@ -33,7 +33,7 @@ def load(
     numbered in the order of their names.
 
     Args:
-        test_share: without a folder `test`, the share of each class that is held out for the test set.
+        test_fraction: without a folder `test`, the share of each class that is held out for the test set.
         seed: draws the pictures that are held out.
         processes: worker processes that decode pictures; by default one per core for large folders.
     """

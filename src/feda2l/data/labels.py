@@ -34,7 +34,7 @@ def hold_out(labels: NDArray[np.int64], *, share: float, seed: int) -> NDArray[n
     np.int64(2)
     """
     if not 0 < share < 1:
-        raise own_data_error(f"test_share = {share!r}: expected a number between 0 and 1, for example 0.2")
+        raise own_data_error(f"test_fraction = {share!r}: expected a number between 0 and 1, for example 0.2")
     test = np.zeros(len(labels), dtype=bool)
     generator = numpy_generator(seed, purpose="test part")
     for label in np.unique(labels):
@@ -50,6 +50,6 @@ def groups_of(nodes: Sequence[str], train: NDArray[np.bool_]) -> NDArray[np.int6
     if empty := sorted(set(range(len(order))) - set(groups.tolist())):
         raise own_data_error(
             f"node {order[empty[0]]!r} has no training sample: all of its samples were held out for the test set; "
-            "provide a separate test set, or choose a smaller test_share or another seed"
+            "provide a separate test set, or choose a smaller test_fraction or another seed"
         )
     return groups

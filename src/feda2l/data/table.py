@@ -54,7 +54,7 @@ def load(
         node: the column that names the node of a row, if the data come from nodes.
         features: the feature columns; by default all columns except `target` and `node`.
         test: a file with the rows of the test set.
-        test_share: without `test`, the share of each class that is held out for the test set.
+        test_fraction: without `test`, the share of each class that is held out for the test set.
         seed: draws the rows that are held out.
     """
     place = Path(path).expanduser()

@@ -25,7 +25,7 @@ BEHIND = 2  # rounds: a node that lags so far behind takes over the state of the
 
 @final
 class OverNetwork:
-    """One node of a network whose other nodes are other processes. `courier` is set when the network is reachable."""
+    """One node of a network whose other nodes are other processes. `messenger` is set when the network is reachable."""
 
     messenger: Messenger
     template: Template  # the layout of a message; set by `make_template`

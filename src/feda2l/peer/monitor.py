@@ -221,7 +221,7 @@ def _neighbours(neighbours: Sequence[NeighbourStatus]) -> Iterator[_Metric]:
     states = [({"neighbour": n.name, "state": state}, n.state == state) for n in neighbours for state in STATES]
     yield "gauge", "neighbour_state", "1 for the state a neighbour is in", states
     received = [({"neighbour": n.name}, n.last_round) for n in neighbours]
-    yield "gauge", "neighbour_last_round", "The last round a neighbour was heard in", received
+    yield "gauge", "neighbour_last_round", "The last round received from a neighbour", received
     waited = [({"neighbour": n.name}, n.waited) for n in neighbours]
     yield "gauge", "neighbour_waited_seconds", "Seconds a neighbour's message took in the last round", waited
 

@@ -1,4 +1,4 @@
-"""`feda2l bundle` and `feda2l unbundle`: run folders to a bundle, and back."""
+"""`feda2l bundle` and `feda2l bundle --unpack`: run folders to a bundle, and back."""
 
 import os
 import re

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feda2l.round.run import LiveRun, RunPlan, RunState
 
 NodeTensors = dict[str, Tensor]  # published values by name, [nodes, ...]; "model" becomes the aggregated state
-STATISTICS, OPTIMIZER = "buffers.", "optimizer."  # prefixes of the values that travel beside the published rows
+STATISTICS, OPTIMIZER = "buffers.", "optimizer."  # prefixes of the values that are sent with the published rows
 
 
 class Received(NamedTuple):

@@ -29,7 +29,7 @@ class LocalStep:
     def modified_gradients(
         self, gradients: Sequence[Tensor], again: Callable[[], Sequence[Tensor]]
     ) -> Sequence[Tensor]:
-        """Compute the optimizer's gradients from those at x; `again` returns the gradients at the `climbed` point."""
+        """Compute the optimizer's gradients from those at x; `again` returns the gradients at the `perturbed` point."""
         with torch.no_grad():
             if self.perturbed is not None:
                 self._collect(gradients)

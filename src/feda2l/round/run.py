@@ -299,7 +299,7 @@ class LiveRun:
         )
 
     def attached(self) -> NodeTensors:
-        """Return what travels beside the published rows: averaged optimizer state and averaged statistics."""
+        """Return what is sent with the published rows: averaged optimizer state and averaged statistics."""
         plan, state = self.plan, self.state
         attached: NodeTensors = {}
         if plan.momentum_state == "average":

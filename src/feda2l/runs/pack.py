@@ -247,7 +247,7 @@ class Pack:
             if not self.group.leads:
                 continue
             if run.non_finite:
-                failures.append(RunFailed(why_non_finite(run), see="non_finite"))
+                failures.append(RunFailed(why_non_finite(run), see="non-finite"))
             folder.sync()
             summary = write_summary(assembled, folder, by_class, searched, pack=len(self.members))
             self.callbacks.observers.end(folder, summary)
@@ -293,7 +293,7 @@ def why_non_finite(run: LiveRun) -> str:
     where, rates = run.non_finite, run.state.rates
     assert where is not None
     return (
-        f"{run.plan.name}: the run diverged in round {where.round}: node {where.node}, layer {where.layer} "
+        f"{run.plan.name}: the run became non-finite in round {where.round}: node {where.node}, layer {where.layer} "
         f"has infinite or NaN values; try a smaller rates.base (now {float(rates.base.max()):g})"
     )
 

@@ -92,7 +92,7 @@ class StudyFolder:
         if (self.path / MANIFEST).exists():
             raise FedA2LError(
                 f"--out {self.path}: is a bundle, to which a study cannot add runs; make run folders of it with "
-                f"feda2l unbundle {self.path} --out FOLDER, and give FOLDER as --out",
+                f"feda2l bundle {self.path} --unpack --out FOLDER, and give FOLDER as --out",
                 see="folder-not-empty",
             )
         try:

@@ -156,11 +156,11 @@ class MessageLog:
         by_node = [each[round - 1] for each in self.records]
         refused = [self._refused(round, node) for node in range(len(by_node))]
         arrived = Counter(
-            j for record_of, counts in zip(by_node, refused, strict=True) for j in {*_heard(record_of), *counts}
+            j for record_of, counts in zip(by_node, refused, strict=True) for j in {*_received(record_of), *counts}
         )
         nodes = record["nodes"]
         nodes["bytes_sent"] = [size * arrived[node] for node in range(len(by_node))]
-        nodes["received"] = [record_of and len(_heard(record_of)) for record_of in by_node]
+        nodes["received"] = [record_of and len(_received(record_of)) for record_of in by_node]
         nodes["rejected"] = [
             record_of and sum(counts.values()) for record_of, counts in zip(by_node, refused, strict=True)
         ]
@@ -172,5 +172,5 @@ class MessageLog:
         return {j: count for j, count in counts.items() if count}
 
 
-def _heard(record: RoundRecord | None) -> list[int]:
+def _received(record: RoundRecord | None) -> list[int]:
     return record["received"] if record else []

@@ -10,7 +10,7 @@ Period = tuple[Phase, ...]
 
 
 def received(nodes: int, arcs: Iterable[tuple[int, int]]) -> Phase:
-    """Convert pairs (i, j), where i hears j, to neighbour lists; repeated pairs and self-loops are dropped."""
+    """Convert pairs (i, j), where i receives from j, to neighbour lists; repeated pairs and self-loops are dropped."""
     rows: list[set[int]] = [set() for _ in range(nodes)]
     for i, j in arcs:
         rows[i].add(j)
@@ -18,12 +18,12 @@ def received(nodes: int, arcs: Iterable[tuple[int, int]]) -> Phase:
 
 
 def undirected(nodes: int, edges: Iterable[tuple[int, int]]) -> Period:
-    """Build one phase in which both ends of every edge hear each other."""
+    """Build one phase in which both ends of every edge receive from each other."""
     return (received(nodes, (arc for i, j in edges for arc in ((i, j), (j, i)))),)
 
 
 def reverse(rows: Sequence[Iterable[int]]) -> Phase:
-    """Reverse every edge: from the nodes that each node hears to the nodes that hear it."""
+    """Reverse every edge: from the senders of each node to its receivers."""
     speaks: list[list[int]] = [[] for _ in rows]
     for i, neighbours in enumerate(rows):
         for j in neighbours:

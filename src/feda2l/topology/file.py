@@ -1,7 +1,7 @@
 """Read a graph from a text file: an edge list or a 0/1 matrix.
 
 - two columns: one undirected edge `i j` per line (repeats are allowed). With two nodes, two columns are edges as well.
-- `nodes` columns: a matrix in which row i marks the nodes that node i hears. It need not be symmetric. Its diagonal is
+- `nodes` columns: a matrix in which row i marks the nodes that node i receives from. It need not be symmetric. Its diagonal is
   ignored, because a node always keeps a share of its own state.
 
 Columns are separated by spaces, tabs or commas; `#` starts a comment; ids start at 0.
@@ -14,7 +14,7 @@ from feda2l.topology.errors import topology_error
 
 
 def read_arcs(file: str, nodes: int) -> Iterator[tuple[int, int]]:
-    """Yield every pair (i, j) in which i hears j; an error names the line that cannot be read."""
+    """Yield every pair (i, j) in which i receives from j; an error names the line that cannot be read."""
     lines = list(_lines(file))
     if not lines or len(lines[0][1]) == 2:
         for where, fields in lines:
@@ -50,7 +50,7 @@ def _edge(where: str, fields: list[str], nodes: int) -> tuple[int, int]:
         )
     if i == j:
         raise topology_error(
-            f"{where}: node {i} is linked to itself; remove the line, because a node always hears itself"
+            f"{where}: node {i} is linked to itself; remove the line, because a node always receives its own model"
         )
     return i, j
 

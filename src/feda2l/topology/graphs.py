@@ -1,4 +1,4 @@
-"""Graphs: which nodes each node hears in a round.
+"""Graphs: from which nodes each node receives in a round.
 
 An edge j -> i means that i receives the state of j, so j is an in-neighbour of i. Graphs are stored as tuples of
 neighbour ids. A sparse graph of 10,000 nodes stays small, because no N x N array is built.
@@ -22,7 +22,7 @@ class Topology:
     """The in-neighbours of each node in each round of one period.
 
     `period[phase][node]` holds ascending ids without the node itself. `len(period) > 1` only for graphs that change
-    over the rounds. `directed`: in some round a node hears another node that does not hear it.
+    over the rounds. `directed`: in some round a node receives from another node that does not receive from it.
 
     >>> build("ring", 5).neighbours(0)
     (1, 4)
@@ -38,7 +38,7 @@ class Topology:
         return (round - 1) % len(self.period)
 
     def neighbours(self, node: int, round: int = 1) -> tuple[int, ...]:
-        """Return the nodes that `node` hears in `round`."""
+        """Return the nodes from which `node` receives in `round`."""
         return self.period[self.phase(round)][node]
 
     def edges(self, round: int = 1) -> int:
@@ -217,7 +217,7 @@ def _random_out(o: GraphOptions) -> Period:
         others = (generator.choice(o.nodes - 1, size=o.k, replace=False) for _ in range(o.nodes))
         return (reverse([(picks + (picks >= i)).tolist() for i, picks in enumerate(others)]),)
 
-    likely = min(o.nodes - 1, math.ceil(math.log(o.nodes) + 3))  # no node is left unheard: n exp(-k) is small
+    likely = min(o.nodes - 1, math.ceil(math.log(o.nodes) + 3))  # every node has a receiver: n exp(-k) is small
     return _redraw(o, draw, f"topology.k = {o.k}: {o.nodes} nodes are likely connected from k = {likely} on")
 
 
@@ -248,25 +248,25 @@ def _file(o: GraphOptions) -> Period:
 
 
 TOPOLOGIES: dict[str, tuple[Callable[[GraphOptions], Period], str]] = {
-    "full": (_full, "every node hears every other node"),
-    "ring": (_ring, "each node hears the node before and the node after it"),
+    "full": (_full, "every node receives from every other node"),
+    "ring": (_ring, "each node receives from the node before and the node after it"),
     "k_regular": (_k_regular, "random undirected graph in which every node has topology.k neighbours"),
     "star": (_star, "node 0 linked to all others"),
     "tree": (_tree, "binary heap: parent (i - 1) // 2 and up to two children"),
     "hypercube": (_hypercube, "links ids that differ in one bit; data.nodes must be a power of two"),
     "grid": (_grid, "rows x columns, as square as possible, up to four neighbours; no primes above 3"),
     "torus": (_torus, "the grid with opposite borders joined"),
-    "exponential": (_exponential, "directed: node i hears i - 1, i - 2, i - 4, ... (mod nodes)"),
+    "exponential": (_exponential, "directed: node i receives from i - 1, i - 2, i - 4, ... (mod nodes)"),
     "one_peer_exponential": (
         _one_peer_exponential,
         "directed: one of the neighbours of `exponential` per round, in turn (time-varying)",
     ),
     "erdos_renyi": (_erdos_renyi, "random undirected graph: each pair is linked with probability topology.p"),
-    "directed_ring": (_directed_ring, "directed: each node hears only the node before it"),
+    "directed_ring": (_directed_ring, "directed: each node receives only from the node before it"),
     "random_out": (_random_out, "directed: every node sends to topology.k random others"),
     "file": (
         _file,
-        "from topology.file: one edge 'i j' per line, or a 0/1 matrix whose row i marks the nodes that i hears",
+        "from topology.file: one edge 'i j' per line, or a 0/1 matrix whose row i marks the nodes that i receives from",
     ),
     "isolated": (_isolated, "no neighbours: every node trains alone"),
 }

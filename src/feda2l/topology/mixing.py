@@ -215,8 +215,8 @@ def build_mixing(topology: Topology, weights: str, samples: Sequence[int], *, pu
     - `uniform`: 1 / (deg_i + 1);
     - `metropolis`: 1 / (1 + max(deg_i, deg_j)), and i keeps the rest. W is symmetric, so the graph must be undirected.
 
-    Every row sums to 1. With `push` every column does: node j gives 1 / (out_j + 1) to itself and to each node that
-    hears it, on any graph; `samples` then sets the mass that the nodes start with.
+    Every row sums to 1. With `push` every column does: node j gives 1 / (out_j + 1) to itself and to each of
+    its receivers, on any graph; `samples` then sets the mass that the nodes start with.
     Weights are float64 and are rounded once, to the dtype of the matrix that they multiply.
     """
     look_up(weights, dict.fromkeys(WEIGHTS), "topology.weights")

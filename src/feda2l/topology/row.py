@@ -1,4 +1,4 @@
-"""One row of W over the nodes that a node actually hears: for peers, and for simulated nodes under faults."""
+"""One row of W over the nodes whose models a node actually received: for peers, and for simulated nodes under faults."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -14,8 +14,8 @@ class MixingFacts(NamedTuple):
 
     id: int
     samples: int  # training samples
-    receives: int  # number of neighbours that it hears
-    receivers: int  # number of neighbours that hear it
+    receives: int  # number of neighbours that it receives from
+    receivers: int  # number of neighbours that receive from it
 
 
 def row_weights(
@@ -30,7 +30,7 @@ def row_weights(
     - `uniform`: 1 / (the number of those present);
     - `metropolis`: the weights do not change, and the node adds the weights of absent neighbours to its own. W stays
       symmetric where absence is mutual.
-    - with `push`, the weights do not change, and the node keeps the share of a neighbour that it does not hear. Absence
+    - with `push`, the weights do not change, and the node keeps the share of a neighbour from which it received nothing. Absence
       is mostly mutual, and mass sent to an absent node would be lost, which would change the step size share / mass.
     """
     is_present = np.array([facts.id in present for facts in closed])
@@ -47,7 +47,7 @@ def row_weights(
 def _push_weights(node: int, closed: Sequence[MixingFacts], is_present: NDArray[np.bool_]) -> NDArray[np.float64]:
     given = 1 / (1 + np.array([facts.receivers for facts in closed]))
     is_node = np.array([facts.id == node for facts in closed])
-    # at most what it would have given to all nodes that hear it, so that no mass is created
+    # at most what it would have given to all its receivers, so that no mass is created
     given[is_node] *= 1 + min((~is_present).sum(), *(facts.receivers for facts in closed if facts.id == node))
     present_weights: NDArray[np.float64] = given[is_present]
     return present_weights
