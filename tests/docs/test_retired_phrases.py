@@ -60,7 +60,7 @@ NAMES = {
     r"\b(taught|teaches|climbed)\b": "base_outputs, uses_base_outputs, perturbed",
     r"\b(refusals|met_faults)\b": "rejected, missed_rounds",
     r"\b(import|[:(\[]) ?Own\b": "NodeStates",
-    r"\bMeasure\(|\bimport .*\bMeasure\b": "SignalSettings",
+    r"\bfeda2l\.rates(\.\w+)? import .*\bMeasure\b": "SignalSettings",
     r"\bis_held\b|\bheld\.py\b": "is_locked, folder_locks.py",
     r"\bdeal\.py\b": "assign_samples.py",
     r"\bNO_MATTER\b|\bEXEMPT_KEYS\b": "name what the set holds",
@@ -102,7 +102,13 @@ def test_no_retired_phrase_or_name_is_back() -> None:
 
 @pytest.mark.parametrize(
     "retired",
-    ["One file, a row a node and round", "The run goes on where it was", "Data are dealt to nodes", "Mend it", "heard_by"],
+    [
+        "One file, a row a node and round",
+        "The run goes on where it was",
+        "Data are dealt to nodes",
+        "Mend it",
+        "heard_by",
+    ],
 )
 def test_the_list_finds_what_it_is_meant_to_find(retired: str) -> None:
     assert any(re.search(pattern, retired, re.IGNORECASE) for pattern in RETIRED)

@@ -226,7 +226,7 @@ def test_rounds_to_different_targets_are_not_compared(tmp_path: Path) -> None:
     found = compare(tmp_path / "a", tmp_path / "b")
     assert [measure.name for measure in found.measures] == ["best accuracy", "accuracy of the last 10"]
     assert [note.partition(":")[0] for note in found.notes] == [
-        "differs, so the figures that hang on it are not comparable"
+        "differs, so the figures that depend on it are not comparable"
     ]
 
 

@@ -221,7 +221,7 @@ def test_stored_records_are_small_and_the_study_resumes_from_them(tmp_path: Path
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
         "study.toml", "runs.parquet", "rounds.parquet", "MANIFEST"
     }  # fmt: skip
-    with pytest.raises(FedA2LError, match="feda2l bundle .* --unpack"):
+    with pytest.raises(FedA2LError, match=r"feda2l bundle \S+ --unpack"):
         study(file, out=tmp_path / "kept", progress=False)
     kept = tmp_path / "kept runs"
     assert unbundle(tmp_path / "kept", kept) == 4

@@ -159,7 +159,7 @@ def _check_alike(sides: Sequence[Sequence[Figures]], notes: Notes) -> None:
                 raise FedA2LError(
                     f"A and B learn different data ({values}), so their scores cannot be compared", see="compare"
                 )
-            notes.add("differs, so the figures that hang on it are not comparable", f"{key} ({values})")
+            notes.add("differs, so the figures that depend on it are not comparable", f"{key} ({values})")
 
 
 def _same_target(pairs: list[tuple[Figures, Figures]]) -> bool:

@@ -12,7 +12,7 @@ from feda2l.round.run import LiveRun
 
 
 def aggregate(run: LiveRun, nodes: Sequence[int]) -> bool:
-    """Aggregate T -> A at the present nodes, with all values that are sent with the parameters; absent nodes do not change.
+    """Aggregate T -> A at the present nodes, with all values sent with the parameters; absent nodes do not change.
 
     A round mixes `gossip` times. Weights that an algorithm chooses apply to the first exchange. Returns False if the
     exchange took over the network's state instead.

@@ -172,7 +172,7 @@ def run(
 
     Raises:
         FedA2LError: The spec, the data or the folder cannot be used.
-        RunFailed: A single run failed, for example because a value became non-finite. Failures in a list are not raised.
+        RunFailed: A single run failed, for example with a non-finite value. Failures in a list are not raised.
     """
     single = isinstance(specs, Spec | Mapping | str | Path)
     listed = [specs] if isinstance(specs, Spec | Mapping | str | Path) else list(specs)

@@ -71,7 +71,7 @@ class Job:
         if self.error_file.exists():
             return str(json.loads(self.error_file.read_bytes())["error"])
         where = self.summary().get("non_finite", {})
-        return f"diverged in round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"
+        return f"became non-finite in round {where.get('round')}, node {where.get('node')}, layer {where.get('layer')}"
 
 
 class StudyFolder:

@@ -1,8 +1,8 @@
 """Read a graph from a text file: an edge list or a 0/1 matrix.
 
 - two columns: one undirected edge `i j` per line (repeats are allowed). With two nodes, two columns are edges as well.
-- `nodes` columns: a matrix in which row i marks the nodes that node i receives from. It need not be symmetric. Its diagonal is
-  ignored, because a node always keeps a share of its own state.
+- `nodes` columns: a matrix in which row i marks the nodes that node i receives from. It need not be symmetric.
+  Its diagonal is ignored, because a node always keeps a share of its own state.
 
 Columns are separated by spaces, tabs or commas; `#` starts a comment; ids start at 0.
 """

@@ -1,4 +1,4 @@
-"""One row of W over the nodes whose models a node actually received: for peers, and for simulated nodes under faults."""
+"""One row of W over the nodes whose models a node received: for peers, and for simulated nodes under faults."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -30,8 +30,9 @@ def row_weights(
     - `uniform`: 1 / (the number of those present);
     - `metropolis`: the weights do not change, and the node adds the weights of absent neighbours to its own. W stays
       symmetric where absence is mutual.
-    - with `push`, the weights do not change, and the node keeps the share of a neighbour from which it received nothing. Absence
-      is mostly mutual, and mass sent to an absent node would be lost, which would change the step size share / mass.
+    - with `push`, the weights do not change, and the node keeps the share of a neighbour from which it received
+      nothing. Absence is mostly mutual, and mass sent to an absent node would be lost, which would change the step
+      size share / mass.
     """
     is_present = np.array([facts.id in present for facts in closed])
     if weights == "metropolis":

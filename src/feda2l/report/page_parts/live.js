@@ -115,13 +115,13 @@ function drawSwarm() {
   setText(find("swarm", ".lead"), `The processes of ${run.name}, each from its own records.`);
   setText(find("swarm", ".metric"), run.metric);
   rowsOf("swarm", nodes.map(node => node.name), 7).forEach((row, place) => {
-    const node = nodes[place], [name, state, round, score, loss, heard, pace] = row.cells;
+    const node = nodes[place], [name, state, round, score, loss, received, pace] = row.cells;
     setText(name, node.name);
     setState(state, node.state);
     setText(round, `${node.round}/${run.rounds}`);
     setText(score, scoreOf(node.score, run.metric));
     setText(loss, number(node.loss));
-    setText(heard, isNumber(node.received) ? String(node.received) : "");
+    setText(received, isNumber(node.received) ? String(node.received) : "");
     setText(pace, number(node.pace));
   });
 }
