@@ -24,12 +24,12 @@ CAUSES = (
     Cause("hidden warm-up", "hidden_schedule-base-warm-up", "hidden_schedule", "a tenth of the rate for 42 rounds"),
     Cause("warm-up and decay", "constant-momentum-0", "hidden_schedule", "both of these", whole=True),
     Cause("all but the signal", "constant", "hidden_schedule", "momentum, warm-up and decay", whole=True),
-    Cause("layer-wise signal", "hidden_schedule", "feda2l-reference", "multipliers from sigma and zeta"),
+    Cause("layer-wise signal", "hidden_schedule", "feda2l-reference", "multipliers from divergence and stability"),
     Cause("the released gain", "constant", "feda2l-reference", "all of these", whole=True),
     # the paper's rule with the same optimizer as all other rules
     Cause("decay", "constant", "decay_only", "the rate falls from round 42 on, momentum stays"),
-    Cause("layer-wise signal", "decay_only", "feda2l", "multipliers from sigma and zeta"),
-    Cause("signal against noise", "random_multiplier", "feda2l", "sigma and zeta instead of white noise"),
+    Cause("layer-wise signal", "decay_only", "feda2l", "multipliers from divergence and stability"),
+    Cause("signal against noise", "random_multiplier", "feda2l", "divergence and stability instead of white noise"),
     Cause("momentum", "feda2l", "feda2l-momentum-0", "no momentum instead of 0.9"),
     Cause("lower rate", "constant", "constant-0.003", "a constant 0.003"),
     # BatchNorm statistics
@@ -48,7 +48,12 @@ CAUSES = (
     Cause("lower rate", "constant-average", "constant-0.003-average", "a constant 0.003, averaged"),
     Cause("CAWR", "constant-average", "cawr-average", "a cosine with restarts, averaged"),
     Cause("decay", "constant-average", "decay_only-average", "the rate falls from round 42 on, averaged"),
-    Cause("layer-wise signal", "decay_only-average", "feda2l-average", "multipliers from sigma and zeta, averaged"),
+    Cause(
+        "layer-wise signal",
+        "decay_only-average",
+        "feda2l-average",
+        "multipliers from divergence and stability, averaged",
+    ),
     Cause("signal against noise", "random_multiplier-average", "feda2l-average", "signals instead of noise, averaged"),
     Cause("layer-wise signal", "hidden_schedule-average", "feda2l-reference-average", "as released, averaged"),
 )

@@ -31,7 +31,7 @@ PARTS = {
     "model_level": "layers (one multiplier per node)",
     "feda2l-sigma-only": "stability",
     "feda2l-zeta-only": "divergence",
-    "feda2l-sign-minus": "the sign of zeta (less agreement raises the rate)",
+    "feda2l-sign-minus": "the sign of the stability (less agreement raises the rate)",
     "cawr": "the paper's fastest schedule here",
     "one_cycle": "a schedule that rises first",
     "constant-0.003": "a smaller constant rate",

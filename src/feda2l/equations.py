@@ -139,7 +139,7 @@ def window_multiplier(
     consensus_sign: int = 1,
     form: WindowForm = "sample",
 ) -> Tensor:
-    """Compute m from the windows of sigma and zeta, [rounds, ...], newest last (Eqs. 5 to 7, and m of Eq. 8)."""
+    """Compute m from the windows of both signals, [rounds, ...], newest last (Eqs. 5 to 7, and m of Eq. 8)."""
     intensity, consensus = zscore(divergence, eps, form=form), zscore(stability, eps, form=form)
     return multiplier(fusion_score(intensity, consensus * consensus_sign, balance))
 
@@ -165,7 +165,7 @@ def learning_rates(
 ) -> Tensor:
     """Return the rates of round r + 1 (Eq. 8): eta = eta0 (1 + tanh(log lambda)) gamma^r, within (0, 2 eta0 gamma).
 
-    `divergence` and `stability` are the windows of sigma and zeta, [rounds, ...], round r last.
+    `divergence` and `stability` are the windows of both signals, [rounds, ...], round r last.
 
     >>> sigma = torch.tensor([.10, .12, .11, .13, .15], dtype=torch.float64)
     >>> zeta = torch.tensor([.80, .82, .81, .79, .85], dtype=torch.float64)

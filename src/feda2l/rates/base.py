@@ -60,8 +60,8 @@ class SignalSettings:
     tensors: Literal["all", "weight"] = "all"  # which tensors of each layer
     eps: float = 1e-8  # added to the norm of the base state
     eps_in_norm: bool = False  # add eps to each coordinate instead, as the released code does
-    pooled: bool = False  # one sigma and one zeta over all layers
-    movement: bool = False  # measure ||T - B|| of each layer in addition to sigma and zeta
+    pooled: bool = False  # one divergence and one stability over all layers
+    movement: bool = False  # measure ||T - B|| of each layer in addition to both signals
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class FedLamb(Rule):
     Args:
         trust: None divides by the mean ratio of the node's layers: the multipliers have mean 1 before the clip, K
             cancels, and base means the same as in other rules. With a number, a local step moves a layer by
-            trust * base of its norm; sigma / (base K) of a good run at the base rate is a good first value.
+            trust * base of its norm; divergence / (base K) of a good run at the base rate is a good first value.
         clip: (low, high) bounds of rate / base. Narrower bounds trust the rule less; (1, 1) disables it.
     """
 

@@ -1,4 +1,4 @@
-"""FedA2L as a rate rule: each layer's next rate from sigma and zeta of the last rounds (Algorithm 1)."""
+"""FedA2L as a rate rule: each layer's next rate from its divergence and stability in the last rounds (Algorithm 1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -87,7 +87,7 @@ class FedA2LRule(Rule):
             "must be sample (the mean of the last `window` values) or printed (window + 1 values divided by window)",
         )
         demand(self.decay is None or 0 <= self.decay < float("inf"), "decay", "must be 0 (no decay) or more")
-        demand(0 <= self.balance <= 1, "balance", "must be between 0 (only zeta) and 1 (only sigma)")
+        demand(0 <= self.balance <= 1, "balance", "must be between 0 (only stability) and 1 (only divergence)")
         demand(self.threshold > 0, "threshold", "must be above 0, otherwise no parameter counts as stable")
         demand(self.consensus_sign in (1, -1), "consensus_sign", "must be 1 (the equation) or -1 (the prose)")
         demand(self.eps_norm >= 0, "eps_norm", "must not be negative")

@@ -8,9 +8,9 @@ from feda2l.rates.feda2l import FedA2LRule
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLevel(FedA2LRule):
-    """FedA2L with sigma and zeta over all measured parameters as one layer: one multiplier per node."""
+    """FedA2L with both signals over all measured parameters as one layer: one multiplier per node."""
 
-    summary = "control: FedA2L with one sigma, one zeta and one multiplier per node"
+    summary = "control: FedA2L with one divergence, one stability and one multiplier per node"
     role = "control"
 
     @property

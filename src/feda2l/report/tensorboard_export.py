@@ -1,4 +1,4 @@
-"""Write runs for TensorBoard: scores per round, and the mean rate, sigma and zeta of each layer."""
+"""Write runs for TensorBoard: scores per round, and the mean rate, divergence and stability of each layer."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,8 +40,8 @@ def _by_round(figures: Figures) -> dict[int, dict[str, float]]:
         means = layers.group_by("layer", "round", maintain_order=True).agg(
             polars.col("rate", "divergence", "stability").mean()
         )
-        for layer, number, rate, sigma, zeta in means.iter_rows():
-            for tag, value in (("rate", rate), ("divergence", sigma), ("stability", zeta)):
+        for layer, number, rate, divergence, stability in means.iter_rows():
+            for tag, value in (("rate", rate), ("divergence", divergence), ("stability", stability)):
                 if value is not None:
                     found.setdefault(number, {})[f"{tag}/{layer}"] = value
     return found

@@ -39,7 +39,7 @@ class Trainer(Protocol):
 
 
 def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
-    """Play one round: local training, sigma, exchange and aggregation, zeta, new rates, record.
+    """Play one round: local training, divergence, exchange and aggregation, stability, new rates, record.
 
     The runs of a pack train together; then each mixes its own nodes. Nodes that do not take part do not change.
     """
@@ -52,10 +52,10 @@ def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
     training = lap()
     for run, nodes in turns:
         state, loss = run.state, losses[run.number]
-        # sigma and zeta are lines 8 to 10; sigma is measured before aggregation overwrites B with A
-        sigma = run.reductions.divergence(state.base, state.trained)
+        # the signals are lines 8 to 10; divergence is measured before aggregation overwrites B with A
+        divergence = run.reductions.divergence(state.base, state.trained)
         movement = run.reductions.movement(state.base, state.trained) if run.plan.rule.measure.movement else None
-        run.non_finite = first_non_finite(run, nodes, loss, sigma)
+        run.non_finite = first_non_finite(run, nodes, loss, divergence)
         adapting = lap()
         if run.non_finite:
             completed.append(Completed(run, None, {"train": training}))
@@ -65,8 +65,8 @@ def play_round(turns: Sequence[Turn], trainer: Trainer) -> list[Completed]:
             trainer.recalibrate(jobs[run.number])
         run.exchange.end(run, nodes)
         mixing = lap()
-        zeta = run.reductions.stability(state.trained, state.base)
-        adapted = adapt(run, nodes, Signals(sigma, zeta, movement), jumped=jumped)  # lines 11 to 16
+        stability = run.reductions.stability(state.trained, state.base)
+        adapted = adapt(run, nodes, Signals(divergence, stability, movement), jumped=jumped)  # lines 11 to 16
         adapting += lap()
         compare(run)
         record = make_record(run, nodes, loss, adapted)

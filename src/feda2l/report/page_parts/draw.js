@@ -195,7 +195,7 @@ function drawRates() {
   const short = name => innerWidth < 600 && name.length > 12 ? "…" + name.slice(-11) : name;
   for (const place of places) {
     const what = place.dataset.what, z = unpack(run.heat, what);
-    const title = { rate: "learning rate", divergence: "sigma: how far training moved the layer", stability: "zeta: share of the layer that mixing hardly changed" }[what];
+    const title = { rate: "learning rate", divergence: "divergence: how far training moved the layer", stability: "stability: share of the layer that mixing hardly changed" }[what];
     if (z === null) { say(place, `No ${what} was recorded.`); continue; }
     const { low, high, top } = run.heat[what];
     if (low === high) { say(place, `${title}: ${Number(low.toPrecision(5))} in every layer and round of every node.`); continue; }
