@@ -85,15 +85,16 @@ class FedA2L:
             the paper prints Eqs. 5 and 6, which lowers every z-score.
         decay: xi. Choose it for the last round R, where the rate is near eta0 (xi R)^(-1/2). 0 disables the decay.
             Default 0.3; 0.1 for more than 10 layers.
-        balance: beta, the weight of divergence against stability: 1 uses divergence only, 0 stability only. Results depend little on it.
+        balance: beta, the weight of divergence against stability: 1 uses divergence only, 0 stability only. Results
+            depend little on it.
         threshold: tau. A parameter counts as stable if averaging changed it by less. Choose it near the typical change
             of a parameter, so that the stability (see `last`) is neither always 0 nor always 1.
         consensus_sign: 1 raises the rate where neighbours agree more than usual (the paper's equation); -1 where they
             agree less (the paper's text).
         eps_norm, eps_std: keep the two divisions finite. Raise `eps_norm` if layers start at zero, and `eps_std` to
             ignore signals that hardly vary.
-        transform: `softsign` applies x / (1 + x) to both signals first, `none` does not. It matters for a divergence near 1
-            or above.
+        transform: `softsign` applies x / (1 + x) to both signals first, `none` does not. It matters for a divergence
+            near 1 or above.
         newest: whether the window ends with the `current` round or, with a lag of one round, with the `previous` one.
         decay_index: whether r in the decay counts every `round` or only the `adaptations`; these start at full eta0.
         warmup_factor, bn_warmup_factor: factor on eta0 during warm-up, and a further factor for layers with "bn" in
@@ -212,7 +213,7 @@ class FedA2L:
 
     @property
     def last(self) -> dict[str, LayerRate]:
-        """The rate, multiplier, divergence and stability of each layer at the last step, by name; empty before the first."""
+        """The rate, multiplier and signals of each layer at the last step, by name; empty before the first."""
         if self._signals is None:
             return {}
         columns = (self._rates.rates[0], self._rates.multiplier[0], *self._signals[:2])

@@ -56,7 +56,7 @@ NAMES = {
     r"\b[Mm]eddlers?\b": "FaultInjector",
     r"\bCrew\b": "RankGroup",
     r"\bAlone\(|\bclass Alone\b": "SingleProcess",
-    r"\b_?heard(_by)?\b": "received, receivers",
+    r"\b_?heard(_\w+)?\b": "received, receivers",
     r"\b(taught|teaches|climbed)\b": "base_outputs, uses_base_outputs, perturbed",
     r"\b(refusals|met_faults)\b": "rejected, missed_rounds",
     r"\b(import|[:(\[]) ?Own\b": "NodeStates",
