@@ -209,10 +209,9 @@ def test_the_guide_names_every_metric_and_every_file() -> None:
 def test_the_guides_example_is_a_valid_configuration() -> None:
     guide = (ROOT / "docs" / "deploy.md").read_text()
     blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)]
-    spec, node, plan = blocks
+    spec, node = blocks  # tests/acceptance/test_docs.py parses the fault plans of the other pages
     assert Spec.parse(spec).data.nodes == 2
     assert NodeConfig.parse(node, DEPLOY, "node.toml").name == "n0"
-    assert [fault["kind"] for fault in plan["fault"]] == ["crash", "restart", "split"]
 
 
 def test_every_link_of_the_guide_has_a_target() -> None:

@@ -214,7 +214,10 @@ def to_line(line: RoundRecord | RoundTimings) -> str:
 
 def from_line(line: str | bytes) -> RoundRecord:
     """Parse a line. Its keys are not checked, because a record of an older version may lack some."""
-    return cast(RoundRecord, current_record(json.loads(line)))
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("a record must be a JSON object")
+    return cast(RoundRecord, current_record(record))
 
 
 def _finite(value: object) -> object:
