@@ -50,6 +50,7 @@ PHRASES = {
     r"\b(stands?|stood|travels?) beside\b": "follows, is sent with",
     r"\bto no worth\b|\bworth nothing\b": "has no effect",
     r"\bsave for\b": "except",
+    r"\bnumbers? comes? back\b": "is reproduced",
 }
 NAMES = {
     r"\b[Cc]ouriers?\b": "Messenger",
