@@ -242,7 +242,7 @@ def test_a_non_finite_run_names_the_place_and_does_not_affect_the_others(tmp_pat
     assert packed[1].summary["non_finite"] == where
     # the non-finite round is not recorded, and the checkpoint is of the last finite round
     assert summary["rounds"] == where["round"] - 1 == lines(tmp_path / "wild" / "rounds.jsonl")
-    with pytest.raises(FedA2LError, match="non_finite"):
+    with pytest.raises(FedA2LError, match="non-finite"):
         run(specs[1], tmp_path / "wild", resume=True)
 
 
