@@ -106,11 +106,11 @@ def test_doctor_reports_a_working_core_and_what_to_install(cli: Cli, monkeypatch
     outcome = cli("doctor", "--json")
     assert outcome.code == 0, outcome.err
     found = {finding["what"]: finding for finding in json.loads(outcome.out)}
-    assert found["torch"]["found"].startswith(torch.__version__)
+    assert found["torch"]["detail"].startswith(torch.__version__)
     assert found["data digits"]["state"] == "ok"
     assert found["data cifar100"]["remedy"] == "feda2l data fetch cifar100"
     assert found["extra plots"]["remedy"] == "pip install 'feda2l[plots]'"
-    assert found["data folder (FEDA2L_DATA)"]["found"].startswith("nothing-here: ")
+    assert found["data folder (FEDA2L_DATA)"]["detail"].startswith("nothing-here: ")
     assert found["network"]["state"] == "ok"
     monkeypatch.setenv("COLUMNS", "200")
     table = cli("doctor")
@@ -127,7 +127,7 @@ def test_doctor_works_when_the_gpu_driver_fails(cli: Cli, monkeypatch: pytest.Mo
     outcome = cli("doctor", "--json")
     assert outcome.code == 0, outcome.err
     (found,) = [finding for finding in json.loads(outcome.out) if finding["what"] == "GPU"]
-    assert found["found"] == "RuntimeError: CUDA driver initialization failed"
+    assert found["detail"] == "RuntimeError: CUDA driver initialization failed"
 
 
 def test_doctor_exits_with_1_when_torch_is_broken(

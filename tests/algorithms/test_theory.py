@@ -219,7 +219,7 @@ def simulate(
 
 def finish(rounds: Iterator[Any], count: int | None = None) -> None:
     for completed in islice(rounds, count):
-        assert all(done.record is not None for done in completed), "a run diverged"
+        assert all(done.record is not None for done in completed), "a run became non-finite"
 
 
 def points(simulation: LiveRun) -> Array:

@@ -176,11 +176,11 @@ def test_watch_shows_the_runs_of_a_bundle_as_those_of_folders(runs: Path, tmp_pa
     assert {**first, "heat": None} == {**second, "heat": None}
     # a rewritten bundle is read again, and a damaged one is reported
     bundle_runs([runs / "constant"], bundle, overwrite=True)
-    assert of_bundle.look()
+    assert of_bundle.refresh()
     assert set(runs_shown(of_bundle)) == {"seed-1", "seed-2"}
     with open(bundle / "rounds.parquet", "ab") as file:
         file.write(b"more")
-    assert of_bundle.look()
+    assert of_bundle.refresh()
     (line,) = runs_shown(of_bundle).values()
     assert "SHA-256" in line["words"]
 

@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 
 from feda2l.errors import FedA2LError
+from feda2l.old_names import current_spec
 from feda2l.rates.decay_only_matched import mean_multipliers
 from feda2l.records.bundle import open_bundle, write_bundle
 from feda2l.report.bundle_runs import unbundle
