@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import polars
 import pytest
 
 from feda2l.errors import FedA2LError
@@ -10,6 +11,7 @@ from feda2l.old_names import SPEC_KEYS, current_record, current_spec, current_su
 from feda2l.records.round_record import from_line
 from feda2l.records.run_folder import RunFolder
 from feda2l.runs.resume import saved_spec
+from feda2l.runs.run import Run
 from feda2l.spec.spec import Spec
 
 
@@ -32,6 +34,18 @@ def test_a_run_folder_of_an_older_version_is_resumed_under_the_new_keys(tmp_path
     saved = saved_spec(folder)
     assert saved is not None
     assert (saved.model.initial_weights, saved.model.reinitialize) == ("weights.safetensors", ("head",))
+
+
+def test_a_finished_run_of_an_older_version_is_opened_under_the_new_names(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.spec.write_text("[data]\ntest_share = 0.5\n")
+    folder.summary.write_text('{"status": "diverged", "diverged": {"round": 3}}')
+    columns = {"round": [1], "node": [0], "layer": ["a"], "sigma": [0.3], "zeta": [0.2]}
+    polars.DataFrame(columns).write_parquet(folder.layers_table)
+    run = Run(tmp_path)
+    assert run.spec.data.test_fraction == 0.5
+    assert run.summary["status"] == "non_finite"
+    assert run.layers.columns == ["round", "node", "layer", "divergence", "stability"]
 
 
 def test_old_records_are_read_under_the_new_names() -> None:

@@ -4,11 +4,9 @@ import json
 
 from feda2l.errors import FedA2LError
 from feda2l.faults.plan import FaultPlan
-from feda2l.old_names import current_spec
 from feda2l.plain_values import PlainDict
 from feda2l.records.run_folder import RunFolder
 from feda2l.spec.spec import Spec
-from feda2l.toml_files import read_toml
 
 # keys that a resumed run may change: more rounds, another machine
 FREE = ("rounds", "runtime.device", "runtime.workers", "runtime.checkpoint_seconds")
@@ -16,7 +14,7 @@ FREE = ("rounds", "runtime.device", "runtime.workers", "runtime.checkpoint_secon
 
 def saved_spec(folder: RunFolder) -> Spec | None:
     """The spec that the folder's run began with; one of an older version has the present keys."""
-    return Spec.parse(current_spec(read_toml(folder.spec)), str(folder.spec)) if folder.started else None
+    return Spec.load_saved(folder.spec) if folder.started else None
 
 
 def continued(spec: Spec, saved: Spec | None) -> Spec:

@@ -12,6 +12,7 @@ from torch import nn
 from feda2l.distributed.ranks import everywhere, here, leading
 from feda2l.errors import FedA2LError, RunFailed
 from feda2l.faults.plan import FaultPlan
+from feda2l.old_names import current_summary
 from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.records.run_folder import RunFolder
 from feda2l.runs.assemble import ModelShape, fine_tuned, new_model, pack_key
@@ -56,13 +57,12 @@ class Run:
     @cached_property
     def spec(self) -> Spec:
         """The resolved spec: every default filled in."""
-        return Spec.load(self.folder.spec)
+        return Spec.load_saved(self.folder.spec)
 
     @property
     def summary(self) -> PlainDict:
         """The content of `summary.json`; empty until the run is finished."""
-        summary: PlainDict = json.loads(self.folder.summary.read_text()) if self.folder.summary.exists() else {}
-        return summary
+        return current_summary(json.loads(self.folder.summary.read_text())) if self.folder.summary.exists() else {}
 
     @cached_property
     def rounds(self) -> "polars.DataFrame":
@@ -119,9 +119,11 @@ class Run:
     def _table(self, path: Path) -> "polars.DataFrame":
         import polars
 
+        from feda2l.records.signal_columns import with_new_names
+
         if not path.exists():
             self.folder.write_tables()
-        return polars.read_parquet(path)
+        return with_new_names(polars.scan_parquet(path)).collect()
 
 
 @overload

@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from feda2l.data.catalog import is_series
 from feda2l.errors import FedA2LError
+from feda2l.old_names import current_spec
 from feda2l.plain_values import PlainDict, PlainMapping
 from feda2l.rates.feda2l import DEEP, FedA2LRule
 from feda2l.spec.schema_base import Count, Nested, Section, option, parameters_of
@@ -88,6 +89,11 @@ class Spec(Section):
     def load(cls, path: str | Path, sets: Sequence[str] = ()) -> "Spec":
         """Read a spec from a TOML file."""
         return cls.parse(read_toml(path), str(path), sets)
+
+    @classmethod
+    def load_saved(cls, path: Path) -> "Spec":
+        """Read the spec of a run folder, which may have the keys of an older version."""
+        return cls.parse(current_spec(read_toml(path)), str(path))
 
     def resolved(
         self,

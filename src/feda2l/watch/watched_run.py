@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feda2l.old_names import current_spec
 from feda2l.plain_values import PlainDict
 from feda2l.records.bundle import TEXTS, bundle_above
 from feda2l.records.folder_locks import LockedFolders
@@ -239,7 +240,7 @@ def _seen(path: Path) -> Seen:
 
 def _toml(path: Path) -> PlainDict:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return current_spec(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
 
