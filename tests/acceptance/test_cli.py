@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import feda2l
-from feda2l.algorithms import ALGORITHMS
+from feda2l.algorithms import ALGORITHMS, PARTS
 from feda2l.data import images
 from feda2l.errors import RunFailed
 from feda2l.models import build
@@ -238,10 +238,10 @@ def test_list_algorithms_shows_summary_citation_and_parameters(cli: Cli, monkeyp
     monkeypatch.setenv("COLUMNS", "400")
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in cli("list", "algorithms").out.splitlines()]
     shown = {cells[0]: cells[1:] for cells in lines if cells}
-    assert list(shown) == [*ALGORITHMS, '"package.module:Class"']
-    for name, kind in ALGORITHMS.items():
+    assert list(shown) == [*ALGORITHMS, *PARTS, "NAME+NAME", '"package.module:Class"']
+    for name, kind in (ALGORITHMS | PARTS).items():
         summary, citation, parameters = shown[name]
-        assert summary == kind.summary, name
+        assert summary == ("part: " if name in PARTS else "") + kind.summary, name
         assert citation == kind.citation, name
         assert re.search(r"(19|20)\d\d", citation), name
         values = {field.name: field.default for field in dataclasses.fields(kind)}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import feda2l
-from feda2l.algorithms import ALGORITHMS, Algorithm, FedAvg
+from feda2l.algorithms import ALGORITHMS, PARTS, Algorithm, FedAvg
 from feda2l.errors import FedA2LError
 from feda2l.rates import Schedule, Setting
 from feda2l.spec.spec import Spec
@@ -134,7 +134,7 @@ def test_the_page_names_every_hook_and_the_algorithms_that_use_it() -> None:
     rows = dict(re.findall(r"^\| `(\w+)[^|]*\|.*\| ([^|]*) \|$", PAGE, re.MULTILINE))
     assert list(rows) == [hook for hook in hooks if hook not in helpers]
     for hook, users in rows.items():
-        overriding = [name for name, kind in ALGORITHMS.items() if kind().overrides(hook)]
+        overriding = [name for name, kind in (ALGORITHMS | PARTS).items() if kind().overrides(hook)]
         assert re.findall(r"`(\w+)`", users) == overriding, hook
 
 

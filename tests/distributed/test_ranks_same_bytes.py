@@ -31,6 +31,7 @@ FEW = {
     ),
     "push-sum-directed-ring": spec("push_sum", "directed_ring"),
     "gradient-tracking-ring": spec("gradient_tracking"),
+    "parts-full": spec("drift_correction+prior_loss+outer_momentum", "full"),
     "fedavg-one-peer": spec(topology="one_peer_exponential", nodes=7),
     "local-scores": spec(evaluation={"on": "both"}),
     "averaged-adam": spec(training={"optimizer": "adam", "momentum_state": "average"}, rates={"base": 0.001}),

@@ -10,6 +10,7 @@ import torch
 from networks import configs, run_together
 
 import feda2l
+from feda2l.errors import FedA2LError
 from feda2l.peer import node as peer_node
 from feda2l.peer.messenger import Messenger
 from feda2l.peer.node import PeerNode
@@ -72,6 +73,32 @@ def test_the_papers_algorithms(tmp_path, algorithm, topology):
 )
 def test_every_other_algorithm(tmp_path, algorithm):
     _check(SMALL | {"algorithm": algorithm, "topology": {"name": "ring"}}, tmp_path)
+
+
+PARTS = {
+    "name": "drift_correction+prior_loss+outer_momentum",
+    "drift_correction": {"damping": 0.5},
+    "outer_momentum": {"beta": 0.3},
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "topology"),
+    [
+        ({"name": "drift_correction+prior_loss+outer_momentum"}, {"name": "full"}),
+        (PARTS, {"name": "ring", "weights": "metropolis"}),
+        ({"name": "outer_momentum+push_sum"}, {"name": "ring"}),
+    ],
+    ids=["full", "ring", "push-sum"],
+)
+def test_several_parts(tmp_path, algorithm, topology):
+    _check(SMALL | {"algorithm": algorithm, "topology": topology}, tmp_path)
+
+
+def test_drift_correction_needs_equal_weights_unless_the_graph_is_full(tmp_path):
+    values = SMALL | {"algorithm": PARTS, "topology": {"name": "ring", "weights": "samples"}}
+    with pytest.raises(FedA2LError, match="needs the same weight on both ends"):
+        run_together(configs(values, tmp_path))
 
 
 @pytest.mark.parametrize("topology", ["ring", "full"])

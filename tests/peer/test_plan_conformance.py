@@ -58,6 +58,13 @@ def test_for_algorithms_with_other_averages(tmp_path, algorithm):
     _check(SMALL | {"algorithm": {"name": algorithm}, "topology": {"name": "ring"}}, PLANS["split"], tmp_path)
 
 
+@pytest.mark.parametrize("plan", ["split", "rejoin", "corrupt"])
+def test_for_several_parts(tmp_path, plan):
+    """A node that is cut off or returns keeps its corrections, and its outer momentum starts again."""
+    algorithm = {"name": "drift_correction+prior_loss+outer_momentum"}
+    _check(SMALL | {"algorithm": algorithm, "topology": {"name": "full"}}, PLANS[plan], tmp_path)
+
+
 def test_for_several_gossip_steps(tmp_path):
     values = SMALL | {"algorithm": {"name": "dfedsam", "gossip_steps": 2}, "topology": {"name": "ring"}}
     _check(values, PLANS["drop"], tmp_path)

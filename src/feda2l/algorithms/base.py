@@ -5,7 +5,7 @@ simulator calls a hook once with all nodes of a run; a peer calls it with its ow
 row independently of the others.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -17,12 +17,13 @@ from feda2l.errors import FedA2LError
 __all__ = ["Algorithm", "Defaults", "Neighbourhood", "NodeStates", "RateSearch", "Task", "Trial"]
 
 Defaults = Mapping[str, Mapping[str, Any]]
+MixingNeed = Literal["any", "doubly_stochastic", "symmetric", "full_or_symmetric", "push"]
 
 
 class Task(NamedTuple):
     """The task of a run, for an algorithm's `check`."""
 
-    classes: bool  # whether the targets are classes
+    classes: int  # the number of classes; 0 if the targets are numbers
     optimizer: str
     momentum: float
     precision: str
@@ -45,6 +46,7 @@ class NodeStates:
     columns: Tensor  # the columns that hold a parameter and no padding, int64
     movement: Callable[[Tensor, Tensor], Tensor]  # ||b - a|| per row and layer, float64 on the CPU
     expand: Callable[[Tensor], Tensor]  # one value per layer -> per column: [nodes, layers] -> [nodes, width]
+    momentum_state: str = "keep"  # what happens to the optimizer state at each mixing: keep, reset or average
 
     def per_step(self, change: Tensor) -> Tensor:
         """Return change / (rate x steps): the mean change per local step, in units of the gradient."""
@@ -115,10 +117,18 @@ class Algorithm:
     citation: ClassVar[str]
     state: ClassVar[tuple[str, ...]] = ()  # names of its parameter-shaped state, which starts at zero
     defaults: ClassVar[Defaults] = {}  # spec keys that it sets unless the user sets them
-    mixing: ClassVar[Literal["any", "doubly_stochastic", "symmetric", "push"]] = "any"  # the property that W must have
+    mixing: ClassVar[MixingNeed] = "any"  # the property that W must have
     uses_base_outputs: ClassVar[bool] = False  # whether `loss` needs the base model's outputs
+    claims: ClassVar[tuple[str, ...]] = ()  # hooks that no other part may override, besides those overridden here
 
     # --- local training ------------------------------------------------------------------------------------
+
+    def logit_offset(self, shares: Tensor) -> Tensor:
+        """Return what is added to a node's outputs before the loss, [classes], from the node's label shares.
+
+        It is computed once per node and round, so that every engine adds the same bits.
+        """
+        return torch.zeros_like(shares)
 
     def loss(self, task: Tensor, outputs: Tensor, targets: Tensor, base_outputs: Tensor | None) -> Tensor:
         """Return the local objective from the task loss [...], outputs [..., batch, classes], targets [..., batch].
@@ -181,6 +191,18 @@ class Algorithm:
         """Return the aggregated state A from what was sent and from its mix; may change `mixed` in place."""
         return mixed["model"]
 
+    def observe(self, states: NodeStates, average: Tensor) -> None:
+        """Update the algorithm's state from the average that `accept` returned, before the outer step."""
+
+    def outer_step(self, states: NodeStates, average: Tensor) -> Tensor:
+        """Return A from the average; may change `average` in place."""
+        return average
+
+    @property
+    def outer_betas(self) -> tuple[float, ...]:
+        """Return values that represent the range of the outer momentum; 0 without an outer step."""
+        return (0.0,)
+
     # --- before the first round ----------------------------------------------------------------------------
 
     @property
@@ -194,6 +216,9 @@ class Algorithm:
     def check(self, task: Task) -> None:
         """Raise a FedA2LError if the algorithm does not support this task."""
 
+    def check_graph(self, eigenvalues: Sequence[float], betas: Sequence[float]) -> None:
+        """Raise a FedA2LError if the algorithm is unstable for these eigenvalues of W and values of outer momentum."""
+
     def demand(self, sound: bool, key: str, words: str) -> None:
         """Raise a FedA2LError that names the parameter `key`, unless it is `sound`."""
         if not sound:
@@ -206,7 +231,7 @@ class Algorithm:
     @property
     def trains_plainly(self) -> bool:
         """Whether local training is that of FedAvg."""
-        return not (self.ascent or self.overrides("loss") or self.overrides("gradient"))
+        return not (self.ascent or any(map(self.overrides, ("loss", "gradient", "logit_offset"))))
 
     @property
     def kind(self) -> str:
@@ -217,4 +242,4 @@ class Algorithm:
     @property
     def averages_plainly(self) -> bool:
         """Whether the aggregated state is one weighted average of the trained states."""
-        return self.gossip == 1 and not (self.overrides("publish") or self.overrides("accept"))
+        return self.gossip == 1 and not any(map(self.overrides, ("publish", "accept", "observe", "outer_step")))

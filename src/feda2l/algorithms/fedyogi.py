@@ -43,6 +43,7 @@ class FedYogi(Algorithm):
     summary = "the average is the direction of a Yogi step with moments per node"
     citation = "Reddi et al. 2021"
     state = ("first", "second")
+    claims = ("outer_step",)  # `accept` takes it
 
     rate: float = 0.01
     beta1: float = 0.9

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from rich.table import Table
 
-from feda2l.algorithms import ALGORITHMS
+from feda2l.algorithms import ALGORITHMS, PARTS
 from feda2l.data import CATALOG
 from feda2l.models import MODELS
 from feda2l.network.profiles import LINKS, SPEEDS
@@ -31,7 +31,9 @@ def catalogue(what: str | None = None) -> list[Table]:
 def _algorithms() -> Table:
     rows = [(name, kind.summary, kind.citation, _parameters(kind)) for name, kind in ALGORITHMS.items()]
     custom = (OWN, "your own subclass of feda2l.algorithms.Algorithm", "docs/add-an-algorithm.md", "its fields")
-    return _make_table("algorithms", ("name", "what it is", "reference", "parameters"), [*rows, custom])
+    parts = [(name, f"part: {kind.summary}", kind.citation, _parameters(kind)) for name, kind in PARTS.items()]
+    joined = ("NAME+NAME", "several of these as the parts of one", "docs/combine-algorithms.md", "NAME.KEY")
+    return _make_table("algorithms", ("name", "what it is", "reference", "parameters"), [*rows, *parts, joined, custom])
 
 
 def _rates() -> Table:

@@ -28,6 +28,7 @@ class _Node:
     batch: tuple[Tensor, ...] = ()  # kept alive for the graph
     local: LocalStep | None = None  # the algorithm's part of the step
     perturbed_model: tuple[nn.Module, list[nn.Parameter]] | None = None  # a model at the ascent point (SAM)
+    offset: Tensor | None = None  # what the algorithm adds to the outputs
     draws: torch.Generator = field(default_factory=lambda: torch.Generator("cuda"))  # dropout generator of the node
 
 
@@ -104,6 +105,8 @@ class CudaGraphs(CudaEngine):
     def _localise(self, node: _Node, job: TrainJob) -> None:
         """Add the algorithm's part to the step of a row."""
         population, row, algorithm = self.population, job.row, self.training(job).algorithm
+        offset = self.members[job.run].logit_offset(job.node)
+        node.offset = None if offset is None else offset.to(self.device)
         if algorithm.trains_plainly:
             return
         algorithm_state = {name: matrix[row] for name, matrix in population.algorithm_state.items()}
@@ -156,7 +159,7 @@ class CudaGraphs(CudaEngine):
             inputs, targets = self.take(rows, job, (inputs, targets))
 
         def gradients_at(model: nn.Module, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-            value = objective(training, self.outputs(model(inputs)), targets, base_outputs)
+            value = objective(training, self.outputs(model(inputs)), targets, base_outputs, node.offset)
             return value.detach(), gradients_of(value, parameters)
 
         loss, gradients = gradients_at(node.model, node.parameters)

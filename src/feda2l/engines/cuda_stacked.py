@@ -31,7 +31,7 @@ from feda2l.models.resnet import ResNet
 from feda2l.models.timer import Timer
 from feda2l.round.local_step import LocalStep
 from feda2l.round.run import ERRORS
-from feda2l.round.train import Training
+from feda2l.round.train import Training, with_offset
 
 SCORED = 10  # models that are scored together; for fewer models, compiling does not pay off
 SCORED_BATCH = 1000
@@ -104,6 +104,9 @@ class CudaStacked(CudaEngine):
         self.algorithm_state = {
             name: by_place(matrix) for name, matrix in population.algorithm_state.items() if modified
         }
+        classes = members[0].classes or 0
+        corrects = any(training.algorithm.overrides("logit_offset") for _, training in rows)
+        self.offsets = self.base.new_zeros(places, 1, classes) if corrects and self.base is not None else None
         self.losses = {kind: self._compiled(rows[same_kind[0]][1]) for kind, same_kind in kinds.items()}
         self.groups: dict[int, _Group] = {}  # by index of the span, created on first use
         self.together = compiled(self._forward())
@@ -148,11 +151,12 @@ class CudaStacked(CudaEngine):
             x: Tensor,
             targets: Tensor,
             base_outputs: Tensor | None,
+            offset: Tensor | None,
             valid: Tensor | None,
             draws: Tensor | None,
         ) -> tuple[Tensor, Tensor | None]:
             answers, seen = forward(parameters, x, draws)
-            outputs = self.outputs(answers)
+            outputs, base_outputs = with_offset(offset, self.outputs(answers), base_outputs)
             return algorithm.loss(batch_losses(loss, outputs, targets, valid), outputs, targets, base_outputs), seen
 
         return compiled(losses)
@@ -235,6 +239,10 @@ class CudaStacked(CudaEngine):
                 self.base.copy_(self.parameters)
             if self.half is not None:
                 self.half.copy_(self.parameters)
+            if self.offsets is not None:
+                for job, place in zip(jobs, placed, strict=True):
+                    offset = self.members[job.run].logit_offset(job.node)
+                    self.offsets[place.row] = 0 if offset is None else offset.to(self.offsets)
             if self.statistics is not None:
                 self.statistics.take(places, rows)
             if isinstance(self.model, Timer):
@@ -331,6 +339,7 @@ class CudaStacked(CudaEngine):
             assert self.base_outputs is not None
             samples = next_samples(*self.now(places), self.training(job).batch_size)
             base_outputs = self.base_outputs[self.tables[places], samples]
+        offset = None if self.offsets is None else self.offsets[places]
         inputs, targets = self.take(places, job, group.batch)
         valid = None if self.full_batches else self.valid(self.sizes[places], counter, lengths, len(inputs) // rows)
         draws = (
@@ -343,7 +352,7 @@ class CudaStacked(CudaEngine):
 
         def gradients_at(values: Tensor, half: Tensor | None) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
             leaves = [leaf.detach().requires_grad_() for leaf in self._computed(values, half)]
-            losses, seen = self.losses[group.algorithm.kind](leaves, x, answers, base_outputs, valid, draws)
+            losses, seen = self.losses[group.algorithm.kind](leaves, x, answers, base_outputs, offset, valid, draws)
             return losses.detach(), seen, torch.autograd.grad(losses, leaves, torch.ones_like(losses))
 
         half = None if self.half is None else self.half[places]

@@ -150,6 +150,7 @@ class RowEngine(Engine):
             population.steps[row],
             base_outputs=base_outputs,
             forward_pass=self.forward_pass,
+            logit_offset=member.logit_offset(node),
         )
         if not training.algorithm.trains_plainly:
             state = {name: matrix[row] for name, matrix in population.algorithm_state.items()}

@@ -23,7 +23,7 @@ from feda2l.randomness import derive_seed
 from feda2l.round.layout import Layout
 from feda2l.round.local_step import LocalStep, Views
 from feda2l.round.population import Population
-from feda2l.round.train import Loss, Training, gradients_of
+from feda2l.round.train import Loss, Training, gradients_of, with_offset
 
 # other functions (sigmoid, GELU, SiLU, ELU) give different bits at the end of a tensor than inside it
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
@@ -168,6 +168,7 @@ class Stacked(Engine):
         state = _State.of(training, population, jobs, rows)
         algorithm, views = training.algorithm, population.layout.views
         base_outputs = self._base_outputs(jobs) if algorithm.uses_base_outputs else None
+        offsets = self._logit_offsets(jobs)
         samples = training.samples
         totals = torch.zeros(len(jobs), dtype=torch.float64)
         for chosen, indices in _stretches(batches):
@@ -178,11 +179,12 @@ class Stacked(Engine):
                 inputs = samples.inputs(index.flatten()).unflatten(0, index.shape)
                 target = samples.targets(index.flatten()).unflatten(0, index.shape)
                 base = None if base_outputs is None else base_outputs(chosen, index)
-                losses = self._losses(training, leaves, inputs, target, base)
+                batch = inputs, target, base, None if offsets is None else offsets[chosen]
+                losses = self._losses(training, leaves, *batch)
                 gradients: Sequence[Tensor] = gradients_of(losses, leaves)
                 total += losses.detach()
                 if local is not None:
-                    again = partial(self._gradients, training, perturbed, inputs, target, base)
+                    again = partial(self._gradients, training, perturbed, *batch)
                     gradients = local.modified_gradients(gradients, again)
                 part.update(gradients)
         state.store(population, rows)
@@ -201,11 +203,23 @@ class Stacked(Engine):
         local = LocalStep(algorithm, values, population.base[rows], algorithm_state, views)
         return local, [] if local.perturbed is None else _leaves(views, local.perturbed)
 
+    def _logit_offsets(self, jobs: list[TrainJob]) -> Tensor | None:
+        """Return what the algorithm adds to the outputs of each row, [rows, 1, classes]."""
+        offsets = [self.members[job.run].logit_offset(job.node) for job in jobs]
+        known = [offset for offset in offsets if offset is not None]  # all or none: the rows train alike
+        return torch.stack(known).unsqueeze(1) if known else None
+
     def _losses(
-        self, training: Training, leaves: list[Tensor], inputs: Tensor, targets: Tensor, base_outputs: Tensor | None
+        self,
+        training: Training,
+        leaves: list[Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        base_outputs: Tensor | None,
+        offset: Tensor | None,
     ) -> Tensor:
         """Return the objective of each row."""
-        outputs = self.forward(leaves, inputs)
+        outputs, base_outputs = with_offset(offset, self.forward(leaves, inputs), base_outputs)
         task = stacked_loss(training.loss)(outputs, targets)
         return training.algorithm.loss(task, outputs, targets, base_outputs)
 

@@ -4,6 +4,8 @@ from feda2l.errors import FedA2LError
 from feda2l.peer.config import NodeConfig
 from feda2l.spec.spec import Spec
 
+STRICT = ("doubly_stochastic", "symmetric", "full_or_symmetric")  # what `Algorithm.mixing` needs on both ends of a link
+
 
 def refuse_network(spec: Spec) -> None:
     """Reject what only the simulator can do: a simulated network, and estimates that need all models."""
@@ -30,7 +32,9 @@ def refuse_unfit(spec: Spec, config: NodeConfig) -> None:
             "algorithm.consensus = true: a real node cannot know when all others have agreed on a rate; "
             "set algorithm.consensus = false"
         )
-    if algorithm.mixing in ("doubly_stochastic", "symmetric"):
+    # if every node exchanges messages with all others, each finds the whole graph full
+    full = len(config.neighbours) + 1 == (config.nodes or spec.data.nodes) and not one_way
+    if algorithm.mixing in STRICT and not (full and algorithm.mixing == "full_or_symmetric"):
         if weights != "metropolis":
             raise FedA2LError(
                 f'{name} needs the same weight on both ends of a link; set topology.weights = "metropolis"'

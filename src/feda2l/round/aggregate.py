@@ -39,7 +39,9 @@ def _mix(run: LiveRun, nodes: Sequence[int]) -> bool:
             exchange.reweigh(dict(zip(nodes, _of_each(run, nodes, algorithm.weigh), strict=True)))
         combined = _combined(run, nodes) if algorithm.overrides("combine") else {}
         rows = exchange.mix(into) | combined
-    accepted = algorithm.accept(view, published, {name: rows[name] for name in published})
+    average = algorithm.accept(view, published, {name: rows[name] for name in published})
+    algorithm.observe(view, average)
+    accepted = algorithm.outer_step(view, average)
     if accepted is not view.base:
         view.base.copy_(accepted)
     for name, values in run.attached().items():

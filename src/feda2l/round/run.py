@@ -38,6 +38,15 @@ class RunData:
         """Return the number in the network of the run's `node`-th node."""
         return self.ids[node] if self.ids else node
 
+    def logit_offset(self, node: int) -> Tensor | None:
+        """Return what the algorithm adds to a node's outputs, [classes], from the label shares of its samples."""
+        algorithm = self.training.algorithm
+        if not algorithm.overrides("logit_offset"):
+            return None
+        assert self.classes is not None
+        labels = self.training.samples.targets(self.shards[node]).cpu()
+        return algorithm.logit_offset(torch.bincount(labels, minlength=self.classes) / len(labels))
+
     @property
     def tallied(self) -> int:
         """The number of sums that a score keeps beside the loss."""
@@ -296,6 +305,7 @@ class LiveRun:
             self.parameter_columns,
             self.all_reductions.movement,
             lambda values: layout.expand(values[:, self.slots].to(state.base)),
+            plan.momentum_state,
         )
 
     def attached(self) -> NodeTensors:

@@ -96,6 +96,7 @@ class NodeTraining(NamedTuple):
         perturbed_model: a model at the point to which the algorithm ascends.
         base_outputs: the base model's outputs, one row per sample.
         forward_pass: computes a model's outputs from inputs, by calling it or `in_half`.
+        logit_offset: what the algorithm adds to the outputs of this node.
     """
 
     model: nn.Module
@@ -106,6 +107,7 @@ class NodeTraining(NamedTuple):
     perturbed_model: tuple[nn.Module, Sequence[Tensor]] | None = None
     base_outputs: Tensor | None = None
     forward_pass: ForwardPass = nn.Module.__call__
+    logit_offset: Tensor | None = None
 
 
 def in_half(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ def train_node(
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         targets = training.samples.targets(batch)
         base_outputs = None if state.base_outputs is None else state.base_outputs[batch]
-        loss = objective(training, state.forward_pass(model, inputs), targets, base_outputs)
+        loss = objective(training, state.forward_pass(model, inputs), targets, base_outputs, state.logit_offset)
         gradients: Sequence[Tensor] = gradients_of(loss, parameters)
         losses[number] = loss.detach()
         if state.local is not None:
@@ -153,9 +155,19 @@ def train_node(
     return float(losses.double().mean())
 
 
-def objective(training: Training, outputs: Tensor, targets: Tensor, base_outputs: Tensor | None) -> Tensor:
+def objective(
+    training: Training, outputs: Tensor, targets: Tensor, base_outputs: Tensor | None, offset: Tensor | None
+) -> Tensor:
     """Compute what a node minimizes: the task loss, as its algorithm modifies it."""
+    outputs, base_outputs = with_offset(offset, outputs, base_outputs)
     return training.algorithm.loss(training.loss(outputs, targets), outputs, targets, base_outputs)
+
+
+def with_offset(offset: Tensor | None, outputs: Tensor, base_outputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Add the algorithm's logit offset to the outputs of the model and of the base model."""
+    if offset is None:
+        return outputs, base_outputs
+    return outputs + offset, None if base_outputs is None else base_outputs + offset
 
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -174,7 +186,8 @@ def _gradients_at(
 ) -> tuple[Tensor, ...]:
     assert state.perturbed_model is not None
     model, parameters = state.perturbed_model
-    return gradients_of(objective(training, state.forward_pass(model, inputs), targets, base_outputs), parameters)
+    outputs = state.forward_pass(model, inputs)
+    return gradients_of(objective(training, outputs, targets, base_outputs, state.logit_offset), parameters)
 
 
 def _equal_rates(rates: list[float]) -> list[tuple[float, list[int]]]:

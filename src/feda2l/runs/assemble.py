@@ -1,7 +1,7 @@
 """Turn a spec into a run: assigned samples, a model, a graph, a rate rule. All errors in a spec are raised here."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feda2l.algorithms import Task
+from feda2l.algorithms import Algorithm, Task
 from feda2l.data.samples import Dataset
 from feda2l.engines.engine import Engine
 from feda2l.errors import FedA2LError
@@ -125,7 +125,7 @@ def _resolve(spec: Spec, data: Loaded) -> tuple[Spec, nn.Module, Training]:
     algorithm = spec.algorithm.algorithm
     optimizer = spec.training.optimizer
     momentum = spec.training.momentum if optimizer == "sgd" else 0.0
-    algorithm.check(Task(dataset.classes is not None, optimizer, momentum, spec.runtime.precision))
+    algorithm.check(Task(dataset.classes or 0, optimizer, momentum, spec.runtime.precision))
     if dataset.classes is not None and (spec.evaluation.target or 0) > 1:
         raise FedA2LError(f"evaluation.target = {spec.evaluation.target:g}: an accuracy is at most 1")
     training = Training(
@@ -276,16 +276,30 @@ def _network(
     return partly, Clock(graph, work, links, uplink)
 
 
+NEEDS: dict[str, tuple[str, Callable[[Mixing], bool]]] = {
+    "doubly_stochastic": ("doubly stochastic weights", Mixing.doubly_stochastic),
+    "symmetric": ("symmetric weights", Mixing.symmetric),
+    "full_or_symmetric": ("a full graph or symmetric weights", lambda W: W.equal_rows() or W.symmetric()),
+}
+
+
+def _check_stable(algorithm: Algorithm, mixing: Mixing) -> None:
+    """Raise an error if the algorithm is unstable on this graph. Several mixing steps raise W to a power."""
+    if algorithm.overrides("check_graph"):
+        eigenvalues = [value**algorithm.gossip for value in mixing.eigenvalues()]
+        algorithm.check_graph(eigenvalues, algorithm.outer_betas)
+
+
 def _mixing(spec: Spec, graph: Topology, samples: list[int]) -> Mixing:
     """Return the mixing weights. Raise an error if the algorithm is not defined on this graph or these weights."""
     wanted, weights = spec.algorithm.algorithm.mixing, spec.topology.weights
-    strict = wanted in ("doubly_stochastic", "symmetric")
     name, where = f'algorithm.name = "{spec.algorithm.name}"', f'topology.name = "{spec.topology.name}"'
-    if not (strict and graph.directed and weights == "metropolis"):
+    needs, fits = NEEDS.get(wanted, ("", None))
+    if not (fits and graph.directed and weights == "metropolis"):
         mixing = build_mixing(graph, weights, samples, push=wanted == "push")
-        if not strict or (mixing.symmetric() if wanted == "symmetric" else mixing.doubly_stochastic()):
+        if fits is None or fits(mixing):
+            _check_stable(spec.algorithm.algorithm, mixing)
             return mixing
-    needs = "doubly stochastic weights" if wanted == "doubly_stochastic" else "symmetric weights"
     if not graph.directed:
         raise FedA2LError(
             f'{name} needs {needs}, but topology.weights = "{weights}" does not give them on {where}; '

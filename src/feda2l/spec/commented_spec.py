@@ -48,7 +48,7 @@ def commented_spec(sets: Sequence[str] = (), file: str = "spec.toml") -> str:
             continue
         lines += ["", title, *_keys(section)]
         if isinstance(section, NamedSection):
-            lines += [_line(key, value) for key, value in (section.model_extra or {}).items()]
+            lines += [line for key, value in (section.model_extra or {}).items() for line in _parameters(key, value)]
             lines.append(f"#   and the parameters of this name: feda2l list {name.rstrip('s')}s")
     return "\n".join(lines) + "\n"
 
@@ -62,6 +62,15 @@ def _keys(section: Section) -> Iterator[str]:
         is_set = key in section.model_fields_set or ((top or key == "name") and value is not None)
         shown = value if value is not None else (field.examples or [None])[0]
         yield f"{'' if is_set else '# '}{_line(key, shown)}  # {_meaning(field)}"
+
+
+def _parameters(key: str, value: object) -> Iterator[str]:
+    """Yield a parameter, or the parameters of a part as dotted keys."""
+    if not isinstance(value, dict):
+        yield _line(key, value)
+        return
+    part = _line(key, 0).removesuffix(" = 0")  # quoted if necessary
+    yield from (f"{part}.{_line(inner, item)}" for inner, item in value.items())
 
 
 def _line(key: str, value: object) -> str:

@@ -1,7 +1,7 @@
 """The base of the spec's tables: unknown keys are errors; a `name` brings the parameters of that object as keys."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
@@ -46,13 +46,22 @@ class NamedSection(Section):
 
     def parameters(self, section: str, table: Mapping[str, type[T]], base: type[T]) -> T:
         """Build the object of that name, from a table or a user's own by import path, with this table's keys."""
-        name = self.name
-        kind: Any = _custom(name, section, base) if ":" in name else look_up(name, table, f"{section}.name")
-        try:
-            made: T = _adapter(kind).validate_python(self.model_extra or {})
-        except ValidationError as error:
-            raise Nested(section, error, [*type(self).model_fields, *parameters_of(kind)]) from error
-        return made
+        kind = kind_of(self.name, section, table, base)
+        return built(kind, section, self.model_extra or {}, [*type(self).model_fields, *parameters_of(kind)])
+
+
+def kind_of(name: str, section: str, table: Mapping[str, type[T]], base: type[T]) -> type[T]:
+    """Return the class of that name, from a table or a user's own by import path."""
+    return _custom(name, section, base) if ":" in name else look_up(name, table, f"{section}.name")
+
+
+def built(kind: Callable[..., T], section: str, values: Mapping[str, Any], known: list[str]) -> T:
+    """Build an object from the keys of a table; an error suggests one of the `known` keys."""
+    try:
+        made: T = _adapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        raise Nested(section, error, known) from error
+    return made
 
 
 def parameters_of(kind: type) -> list[str]:

@@ -1,20 +1,34 @@
 """The tables of a spec, key by key: defaults, bounds and meaning."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import PlainValidator, PrivateAttr, model_validator
+from pydantic import PlainValidator, PrivateAttr, field_validator, model_validator
 
-from feda2l.algorithms import ALGORITHMS, Algorithm
+from feda2l.algorithms import ALGORITHMS, PARTS, Algorithm, Composed, errors_of_part, part_names
 from feda2l.data import CATALOG
 from feda2l.data.catalog import is_series
 from feda2l.errors import FedA2LError
 from feda2l.layers import Granularity
 from feda2l.models import MODELS
-from feda2l.names import look_up
+from feda2l.names import look_up, nearest
 from feda2l.network.profiles import LINKS, SPEEDS
 from feda2l.rates import RULES, Rule
-from feda2l.spec.schema_base import Count, NamedSection, NotNegative, Positive, Section, Share, option
+from feda2l.spec.schema_base import (
+    Count,
+    NamedSection,
+    NotNegative,
+    Positive,
+    Section,
+    Share,
+    built,
+    kind_of,
+    option,
+    parameters_of,
+)
 from feda2l.topology import TOPOLOGIES
+
+KNOWN = ALGORITHMS | PARTS
 
 
 class DataSpec(Section):
@@ -121,16 +135,46 @@ class TopologySpec(Section):
 class AlgorithmSpec(NamedSection):
     """The base algorithm; its parameters are further keys of this table."""
 
-    name: str = option("fedavg", 'see `feda2l list algorithms`, or "package.module:Class"')
+    name: str = option("fedavg", 'see `feda2l list algorithms`, "package.module:Class", or parts joined by "+"')
     buffers: Literal["average", "local", "recalibrate"] = option(
         "average", "BatchNorm statistics: averaged like parameters, kept local, or re-estimated after mixing"
     )
     _algorithm: Algorithm = PrivateAttr()
 
+    @field_validator("name", mode="before")
+    @classmethod
+    def _joined(cls, name: Any) -> Any:
+        """Write several parts, listed or joined, as one name without spaces."""
+        if isinstance(name, list | tuple) and name and all(isinstance(part, str) for part in name):
+            name = "+".join(name)
+        return "+".join(part_names(name)) if isinstance(name, str) else name
+
     @model_validator(mode="after")
     def _build(self) -> Self:
-        self._algorithm = self.parameters("algorithm", ALGORITHMS, Algorithm)
+        names = part_names(self.name)
+        self._algorithm = self._composed(names) if len(names) > 1 else self.parameters("algorithm", KNOWN, Algorithm)
         return self
+
+    def _composed(self, names: list[str]) -> Algorithm:
+        """Build the parts from the tables that bear their names."""
+        tables = self.model_extra or {}
+        if len(set(names)) < len(names):
+            raise FedA2LError(f'algorithm.name = "{self.name}" names a part twice', see="spec")
+        parts = []
+        for name in names:
+            kind, values = kind_of(name, "algorithm", KNOWN, Algorithm), tables.get(name, {})
+            if not isinstance(values, Mapping):
+                raise FedA2LError(f"algorithm.{name} must be a table: the parameters of this part", see="spec")
+            with errors_of_part(name):
+                parts.append((name, built(kind, f"algorithm.{name}", values, parameters_of(kind))))
+        for key in tables.keys() - set(names):
+            known = nearest(key, [*type(self).model_fields, *names])
+            raise FedA2LError(
+                f'algorithm.{key} is no part of algorithm.name = "{self.name}"; {known}. Parameters of a part are set '
+                "as algorithm.PART.KEY",
+                see="spec",
+            )
+        return Composed(parts=tuple(parts))
 
     @property
     def algorithm(self) -> Algorithm:

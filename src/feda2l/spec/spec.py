@@ -8,6 +8,7 @@ from typing import Any
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
+from feda2l.algorithms import Composed
 from feda2l.data.catalog import is_series
 from feda2l.errors import FedA2LError
 from feda2l.old_names import current_spec
@@ -143,6 +144,14 @@ class Spec(Section):
 
 
 def _parameters(of: object) -> PlainDict:
+    if isinstance(of, Composed):
+        tables = {name: _parameters(part) for name, part in of.parts}
+        # TOML has no None, and a saved spec must equal the one that it came from
+        return {
+            name: {key: value for key, value in table.items() if value is not None}
+            for name, table in tables.items()
+            if table
+        }
     return {key: getattr(of, key) for key in parameters_of(type(of))}
 
 

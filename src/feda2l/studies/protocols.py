@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from feda2l.algorithms import ALGORITHMS, Algorithm
+from feda2l.algorithms import ALGORITHMS, Algorithm, part_names
 from feda2l.data import CATALOG
 from feda2l.rates import RULES
 
@@ -90,8 +90,8 @@ def _read_cycle(protocol: Protocol, rates: Table, *, has_momentum: bool) -> None
 
 
 def _leaves_momentum_open(training: Table, algorithm: Table) -> bool:
-    kind = ALGORITHMS.get(algorithm.get("name", "fedavg"), Algorithm)
-    return "momentum" not in training and "momentum" not in kind.defaults.get("training", {})
+    kinds = [ALGORITHMS.get(name, Algorithm) for name in part_names(algorithm.get("name", "fedavg"))]
+    return "momentum" not in training and all("momentum" not in kind.defaults.get("training", {}) for kind in kinds)
 
 
 def _blocks(values: Table, open_momentum: bool, open_buffers: bool) -> Iterator[tuple[str, Table]]:

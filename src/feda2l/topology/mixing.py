@@ -18,7 +18,7 @@ from feda2l.topology.edges import Phase
 from feda2l.topology.errors import topology_error
 from feda2l.topology.graphs import Topology
 from feda2l.topology.plan import Plan, SparseRows
-from feda2l.topology.spectrum import perron, spectral_gap
+from feda2l.topology.spectrum import perron, spectral_gap, symmetric_eigenvalues
 
 WEIGHTS = ("samples", "uniform", "metropolis")
 
@@ -171,6 +171,20 @@ class Mixing:
         """Return whether W equals its transpose in every round."""
         matrices = [self._sparse(rows) for rows in self._period]
         return all(abs(W - W.T).max() < 1e-12 for W in matrices)
+
+    def equal_rows(self) -> bool:
+        """Return whether all rows of W are equal in every round, as on a full graph: every node gets one average."""
+        return all(not SparseRows(*rows[:3]).groups().any() for rows in self._period)
+
+    def eigenvalues(self) -> list[float]:
+        """Return the eigenvalues of W, which is symmetric or has equal rows.
+
+        For a large network they are numbers from the smallest one to 1, because computing all takes too long.
+        """
+        if self.equal_rows():
+            return [0.0, 1.0]
+        matrices = [self._sparse(rows) for rows in self._period]
+        return [float(value) for W in matrices for value in symmetric_eigenvalues(W)]
 
     def _rows(self, round: int) -> _MixingRows:
         return self._period[self.topology.phase(round)]

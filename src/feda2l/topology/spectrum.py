@@ -74,6 +74,18 @@ def spectral_gap(matrices: list[Any], pi: Vector, *, reversible: bool) -> float 
     return 1 - float(np.abs(values).max())
 
 
+def symmetric_eigenvalues(W: Any) -> Vector:
+    """Compute the eigenvalues of a symmetric W; for a large one, numbers from the smallest eigenvalue to 1."""
+    from scipy.sparse.linalg import eigsh
+
+    nodes = W.shape[0]
+    if nodes <= DENSE:
+        return np.linalg.eigvalsh(W.toarray())
+    start = np.random.default_rng(1).standard_normal(nodes)
+    least = eigsh(W, k=1, which="SA", v0=start, return_eigenvectors=False)
+    return np.linspace(float(least[0]), 1.0, DENSE)
+
+
 def _product(matrices: list[Any]) -> Vector:
     dense: Vector = reduce(lambda product, W: W @ product, matrices[1:], matrices[0].toarray())
     return dense
