@@ -16,11 +16,18 @@ from feda2l.report.paper_numbers import paper_number
 from feda2l.report.paper_settings import PARAMETER
 from feda2l.report.results import Cell
 from feda2l.report.run_figures import Figures, figures_of
-from feda2l.report.significance import PairedTest, paired_test
+from feda2l.report.significance import (
+    CensoredTest,
+    EquivalenceTest,
+    PairedTest,
+    equivalence_test,
+    paired_test,
+    times_test,
+)
 from feda2l.studies.cells import StudyCell
 from feda2l.studies.study import Study
 
-MEASURES = ("rounds", "best_smoothed", "last_10")
+SCORES = ("best_smoothed", "last_10")
 # the keys that define a setting of the paper's main table
 SETTING = ("rates.name", "algorithm.name", "data.", "topology.", "runtime.", "training.optimizer")
 # keys whose value decides whether the paper has a number; `paper_number` checks them
@@ -77,16 +84,32 @@ def of_common_seeds(first: Cell, second: Cell) -> tuple[Cell, Cell]:
 
 
 def pairs(first: Cell, second: Cell, measure: str) -> list[tuple[float, float]]:
-    """Pair the values of the second cell and the first, for every seed that both have."""
-    ours, theirs = ({f.run.seed: _value(f, measure) for f in cell.seeds} for cell in (first, second))
-    common = [(theirs[seed], value) for seed, value in ours.items() if seed in theirs]
-    return [(before, after) for before, after in common if before is not None and after is not None]
+    """Pair the values of the second cell and the first, for every seed for which both have one."""
+    ours, theirs = of_common_seeds(first, second)
+    both = zip((getattr(f, measure) for f in theirs.seeds), (getattr(f, measure) for f in ours.seeds), strict=True)
+    return [(before, after) for before, after in both if before is not None and after is not None]
 
 
 def difference(first: Cell, second: Cell, measure: str) -> PairedTest | None:
-    """Test the first cell minus the second over the seeds that both have; None without common seeds."""
+    """Test a score of the first cell minus the second over the seeds that both have; None without common seeds."""
     known = pairs(first, second, measure)
     return paired_test([before for before, _ in known], [after for _, after in known]) if known else None
+
+
+def difference_of_rounds(first: Cell, second: Cell) -> PairedTest | CensoredTest | None:
+    """Test interpolated rounds of the first cell minus the second; ranks if a run did not reach the target."""
+    ours, theirs = of_common_seeds(first, second)
+    if not ours.seeds:
+        return None
+    return times_test([f.interpolated for f in theirs.seeds], [f.interpolated for f in ours.seeds])
+
+
+def equivalence(first: Cell, second: Cell, margin: float) -> EquivalenceTest | None:
+    """Test whether the best smoothed accuracies are closer than a margin in points; None without common seeds."""
+    known = pairs(first, second, "best_smoothed")
+    if not known:
+        return None
+    return equivalence_test([100 * before for before, _ in known], [100 * after for _, after in known], margin)
 
 
 @cache
@@ -177,11 +200,3 @@ def _layers(cell: Cell) -> polars.DataFrame:
         path = cell.example.run.path.parent
         raise FedA2LError(f"{path}: a page needs the rows per layer of these runs, which the bundle does not hold")
     return polars.concat(kept)
-
-
-def _value(figures: Figures, measure: str) -> float | None:
-    """Return one result of a run; a target never reached counts as one round more than the run has."""
-    if measure == "rounds":
-        return figures.rounds_to_target
-    value: float | None = getattr(figures, measure)
-    return value

@@ -12,10 +12,23 @@ from feda2l.report.paper_numbers import PaperNumber, paper_number
 from feda2l.report.results import NEVER, Cell
 from feda2l.report.run_figures import Figures
 from feda2l.report.run_records import records_at
+from feda2l.report.significance import LEVEL, CensoredTest, EquivalenceTest, PairedTest
 from feda2l.report.words import rounds_words, score_words
-from reproduction.evidence import MEASURES, difference, layer_means, multipliers, read_evidence
+from reproduction.evidence import (
+    SCORES,
+    difference,
+    difference_of_rounds,
+    equivalence,
+    layer_means,
+    multipliers,
+    read_evidence,
+)
 
 AGREES = 3  # rounds: the paper's own numbers for one setting differ by as much (spec G.6, G.7)
+MARGIN = 0.5  # accuracy points, about the run-to-run noise of three seeds (docs/evidence/noise.md)
+AGAINST_PAPER = ("the paper", "rounds, seed by seed", "mean ± std", "interpolated", "of the mean curve", "agree")
+APART = ("best smoothed, points", "last 10, points")
+WITHIN = f"within {MARGIN:g} points"
 RULES = ("constant", "step", "cawr", "one_cycle", "hyperbolic", "feda2l")
 SCHEDULES = ("step", "cawr", "one_cycle", "hyperbolic")
 GAINS = ("constant: the paper", "constant: ours", "best schedule: the paper", "best schedule: ours")
@@ -78,8 +91,8 @@ def cells_table(results: Path, study: str) -> str:
     """Tabulate every cell of a study beside the paper's number for it."""
     own = read_evidence(results / study)
     rows = [[f"`{cell.row}`", *_against_paper(cell), *scores(cell)] for cell in own.cells.values()]
-    header = ["cell", "the paper", "rounds, seed by seed", "mean ± std", "of the mean curve", "agree"]
-    return table([*header, "best, %", "best smoothed", "last 10"], rows)
+    header = ["cell", *AGAINST_PAPER, "best, %", "best smoothed", "last 10"]
+    return table(header, rows)
 
 
 def sensitivity_table(results: Path, study: str, default: str) -> str:
@@ -87,12 +100,14 @@ def sensitivity_table(results: Path, study: str, default: str) -> str:
     own = read_evidence(results / study)
     rows = []
     for cell in own.cells.values():
-        theirs, by_seed, _, curve, agree = _against_paper(cell)
+        theirs, by_seed, _, _, curve, agree = _against_paper(cell)
         best = "" if cell.paper is None or cell.paper.best is None else f"{100 * cell.paper.best:.2f}"
-        apart = ["", ""] if cell.row == default else differences(cell, own.cells[default])[:2]
-        rows.append([f"`{cell.row}`", theirs, by_seed, curve, agree, apart[0], best, *scores(cell)[:2], apart[1]])
+        apart = [""] * 4 if cell.row == default else differences(cell, own.cells[default])
+        shown = [theirs, by_seed, curve, agree, apart[0], best, *scores(cell)[:2], apart[1], apart[3]]
+        rows.append([f"`{cell.row}`", *shown])
     header = ["cell", "the paper", "rounds, seed by seed", "of the mean curve", "agree", f"rounds minus `{default}`"]
     header += ["best, %: the paper", "best, %: ours", "best smoothed", f"best smoothed minus `{default}`, points"]
+    header += [WITHIN]
     return f"{table(header, rows)}\n\n{_about_tests(own.cells[default])}"
 
 
@@ -103,7 +118,16 @@ def algorithms_table(results: Path, *studies: str) -> str:
         for rule, cell in rules.items():
             rows.append([algorithm, f"`{rule}`", *_against_paper(cell), *scores(cell)[1:]])
             searches += [_search_words(algorithm, cell)] if cell.over_seeds("search") else []
-    header = ["algorithm", "rule", "the paper", "rounds, seed by seed", "mean ± std", "of the mean curve", "agree"]
+    header = [
+        "algorithm",
+        "rule",
+        "the paper",
+        "rounds, seed by seed",
+        "mean ± std",
+        "interpolated",
+        "of the mean curve",
+        "agree",
+    ]
     return "\n\n".join([table([*header, "best smoothed, %", "last 10"], rows), *searches])
 
 
@@ -125,7 +149,7 @@ def decay_table(results: Path, *studies: str) -> str:
             apart = differences(rules["feda2l"], rules["decay_only"])
             rows.append([algorithm, *(by_seed(rules[name]) for name in names), *apart])
     header = ["algorithm", *(f"rounds of `{name}`" for name in names)]
-    return table([*header, "`feda2l` minus `decay_only`: rounds", "best smoothed, points", "last 10, points"], rows)
+    return table([*header, "`feda2l` minus `decay_only`: rounds", *APART, WITHIN], rows)
 
 
 def parts_table(results: Path, study: str, seeds: str = "") -> str:
@@ -140,7 +164,7 @@ def parts_table(results: Path, study: str, seeds: str = "") -> str:
         cells = {name: replace(cells[name], seeds=own) for name, own in kept.items() if own}
     there = [name for name in PARTS if name in cells]
     rows = [[f"`{name}`", PARTS[name], *differences(cells["feda2l"], cells[name])] for name in there]
-    header = ["FedA2L minus", "what it isolates", "rounds", "best smoothed, points", "last 10, points"]
+    header = ["FedA2L minus", "what it isolates", "rounds", *APART, WITHIN]
     return f"{table(header, rows)}\n\n{_about_tests(cells['feda2l'])}"
 
 
@@ -151,7 +175,7 @@ def steps_table(results: Path, study: str) -> str:
     rows = [
         [f"`{start}` to `{end}`", what, *differences(own.cells[end], own.cells[start])] for start, end, what in there
     ]
-    header = ["from, to", "what is added", "rounds", "best smoothed, points", "last 10, points"]
+    header = ["from, to", "what is added", "rounds", *APART, WITHIN]
     return f"{table(header, rows)}\n\n{_about_tests(own.cells['feda2l'])}"
 
 
@@ -251,26 +275,45 @@ def _same_run(first: Figures, second: Figures) -> bool:
 
 
 def differences(cell: Cell, other: Cell) -> list[str]:
-    """Format the cell minus the other, for every measure."""
-    words = []
-    for measure in MEASURES:
+    """Format the cell minus the other: interpolated rounds, both scores, and whether the scores are equivalent."""
+    words = [_rounds_apart(difference_of_rounds(cell, other))]
+    for measure in SCORES:
         test = difference(cell, other, measure)
-        if test is None:
-            words.append("")
-            continue
-        scale, digits = (1, 1) if measure == "rounds" else (100, 2)
-        half = "" if test.interval is None else f" ± {scale * (test.interval[1] - test.difference):.{digits}f}"
-        words.append(f"{scale * test.difference:+.{digits}f}{half} (p = {test.p:.2g})")
-    return words
+        words.append("" if test is None else _apart(test, 100))
+    return [*words, _equivalent(equivalence(cell, other, MARGIN))]
+
+
+def _rounds_apart(test: PairedTest | CensoredTest | None) -> str:
+    """Format a difference of rounds; both medians if a run did not reach the target."""
+    if test is None or isinstance(test, PairedTest):
+        return "" if test is None else _apart(test, 1)
+    if test.medians == (None, None):
+        return f"{test.reached[1]} and {test.reached[0]} of {test.seeds} reached it (p = {test.p:.2g})"
+    theirs, ours = ("not reached" if value is None else f"{value:.2f}" for value in test.medians)
+    return f"medians {ours} and {theirs} (p = {test.p:.2g})"
+
+
+def _apart(test: PairedTest, scale: int) -> str:
+    half = "" if test.interval is None else f" ± {scale * (test.interval[1] - test.difference):.2f}"
+    return f"{scale * test.difference:+.2f}{half} (p = {test.p:.2g})"
+
+
+def _equivalent(test: EquivalenceTest | None) -> str:
+    if test is None or test.p is None:
+        return ""
+    return f"{'yes' if test.equivalent else 'no'} (p = {test.p:.2g})"
 
 
 def _about_tests(cell: Cell) -> str:
     seeds = len(cell.seeds)
     name = "FedA2L" if cell.row == "feda2l" else f"`{cell.row}`"
     return (
-        f"Mean differences over the seeds that both have ({name}: {seeds}). ± is half the 95 % interval (Student's t). "
+        f"Mean differences over the seeds that both have ({name}: {seeds}). Rounds are interpolated. "
+        "± is half the 95 % interval (Student's t). "
         f"p is from a paired permutation test; with {seeds} seeds it is at least {2 / 2**seeds:.2g}. "
-        "A target never reached counts as one round more than the run has."
+        "If a run did not reach the target, the table has both medians and the p of the same test on ranks. "
+        f"*Within {MARGIN:g} points*: two one-sided t tests (TOST) of the best smoothed accuracy; "
+        f"yes if p <= {LEVEL:g}. All p are exploratory."
     )
 
 
@@ -311,7 +354,15 @@ def _against_paper(cell: Cell) -> list[str]:
         if ours == NEVER and theirs.rounds > cell.rounds:
             agree = "not run so long"
     spread = rounds_words(cell.reach, cell.rounds)
-    return [theirs.text if theirs else "", by_seed(cell), spread, by_curve(cell), agree]
+    return [theirs.text if theirs else "", by_seed(cell), spread, interpolated(cell), by_curve(cell), agree]
+
+
+def interpolated(cell: Cell) -> str:
+    """Return mean and spread of the interpolated rounds; the median if not every seed reached the target."""
+    reach = cell.interpolated
+    if reach.mean is None:
+        return "-" if reach.median is None else f"median {reach.median:.2f}"
+    return f"{reach.mean:.2f}" + ("" if reach.std is None else f" ± {reach.std:.2f}")
 
 
 def by_seed(cell: Cell) -> str:

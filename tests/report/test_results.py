@@ -233,7 +233,7 @@ def test_few_seeds_are_said_to_show_nothing(tmp_path: Path) -> None:
     write_seeds(tmp_path, "constant", [8, 9, 10])
     write_seeds(tmp_path, "feda2l", [2, 3, 4])
     (line,) = significance_lines(contest_of(tmp_path))
-    assert line.startswith("feda2l needs 6.0 rounds fewer than constant")
+    assert line.startswith("feda2l needs 6.00 rounds fewer than constant")
     assert "3 seeds cannot show it" in line
 
 

@@ -9,6 +9,7 @@ from feda2l.report.compare import compare
 from feda2l.report.find_runs import Notes
 from feda2l.report.report import read, report
 from feda2l.report.sheets import Sheet, sheets_of
+from feda2l.report.significance import CensoredTest, PairedTest
 from synthetic_runs import rising, write_run, write_seeds
 
 
@@ -67,19 +68,20 @@ def test_runs_with_and_without_time_can_be_in_one_table(runs: Path) -> None:
 
 def test_compare_reports_which_is_faster_on_the_network(runs: Path) -> None:
     comparison = compare(runs / "full", runs / "ring")
-    first, second = comparison.measures[:2]
+    first, _, second = comparison.measures[:3]
     assert (first.name, second.name) == ("simulated seconds to 50 %", "rounds to 50 %")
-    assert first.test is not None
+    assert isinstance(first.test, PairedTest)
     assert first.test.difference == (24 + 32) / 2 - (90 + 150) / 2
     assert "B better" in first.words
     assert "A better" in second.words
     assert "B is ahead of A in simulated seconds" in comparison.verdict
     censored = compare(runs / "ring", runs / "star").measures[0]
-    assert censored.test is not None
-    # a seed that misses the target counts as one more round than it ran: 11 of 5 s
-    assert censored.test.difference == (45 + 55) / 2 - 28
+    # no mean if a seed missed the target: 24 and 32 s on the ring, 45 s and not reached on the star
+    assert isinstance(censored.test, CensoredTest)
+    assert censored.test.medians == (28, None)
+    assert censored.test.direction == (3 - 1 + 4 - 2) / 2
 
 
 def test_compare_needs_time_on_both_sides(runs: Path) -> None:
     write_run(runs / "tree" / "one", rising(4), rates="constant", more={"topology": {"name": "tree"}})
-    assert compare(runs / "full", runs / "tree").measures[0].name == "rounds to 50 %"
+    assert compare(runs / "full", runs / "tree").measures[0].name == "interpolated rounds to 50 %"

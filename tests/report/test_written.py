@@ -162,22 +162,25 @@ def test_compare_says_who_is_ahead_and_that_two_seeds_are_too_few(tmp_path: Path
     write_seeds(tmp_path / "a", "constant", [8, 9], pack=1, every_second=1.5)
     write_seeds(tmp_path / "b", "feda2l", [4, 7], pack=1, every_second=1.5)
     found = compare(tmp_path / "a", tmp_path / "b")
-    rounds, seconds, best, last = found.measures
+    interpolated, rounds, seconds, best, last = found.measures
+    assert interpolated.first == "8.30 ± 0.71 (2/2)"  # 0.1 to 0.6 crosses 0.5 after 4/5 of the round
     assert rounds.test is not None
     assert rounds.test.difference == -3
     assert (seconds.test and seconds.test.difference) == -6
     assert best.words == "equal"
     assert last.test is not None
     assert last.test.difference == pytest.approx(100 * (0.5 * 7 / 10 + 0.5 * 4 / 10 - 0.5 * 3 / 10 - 0.5 * 2 / 10) / 2)
-    assert found.verdict.startswith("B is ahead of A in rounds to 50 % by 3 rounds, but 2 seeds are too few")
+    assert found.verdict.startswith(
+        "B is ahead of A in interpolated rounds to 50 % by 3 rounds, but 2 seeds are too few"
+    )
 
 
 def test_compare_with_enough_seeds(tmp_path: Path) -> None:
     write_seeds(tmp_path / "a", "constant", [8, 9, 8, 9, None, 9])
     write_seeds(tmp_path / "b", "feda2l", [4, 5, 4, 5, 4, 5])
     found = compare(tmp_path / "a", tmp_path / "b")
-    assert found.verdict == "B beats A in rounds to 50 % by 4.5 rounds (p = 0.031, 6 seeds)."
-    assert found.notes == ["never at the target, counted as one round more than it ran: A with seed 5"]
+    assert found.verdict == ("B beats A in interpolated rounds to 50 % (median A 8.8, B 4.3) (p = 0.031, 6 seeds).")
+    assert found.notes == ["never at the target, ranked later than all that reached it: A with seed 5"]
     assert compare(tmp_path / "b", tmp_path / "a").verdict.startswith("A beats B")
 
 

@@ -1,10 +1,17 @@
 """Rounds to a target and best accuracy, as defined in section B.7 of the specification."""
 
+import math
 import statistics
 
 import pytest
 
-from feda2l.records.curve_metrics import best_value, rounds_to_grid, rounds_to_target, trailing_mean
+from feda2l.records.curve_metrics import (
+    best_value,
+    interpolated_rounds,
+    rounds_to_grid,
+    rounds_to_target,
+    trailing_mean,
+)
 from feda2l.report.metrics import RoundsToTarget, mean_and_std, rounds_over_seeds
 
 
@@ -41,6 +48,28 @@ def test_the_window_counts_evaluations_not_rounds():
     assert rounds_to_target(curve, 0.4, 1) == 3
     assert rounds_to_target(curve, 0.75, 2) == 9
     assert rounds_to_target(curve, 0.5, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("smoothed", "target", "expected"),
+    [
+        ([0.1, 0.2, 0.6], 0.5, 2.75),  # 2 + (0.5 - 0.2) / (0.6 - 0.2)
+        ([0.1, 0.5], 0.5, 2.0),  # exactly at the target in round 2
+        ([0.6, 0.7], 0.5, 1.0),  # the first round itself
+        ([None, None, 0.6], 0.5, 3.0),  # the first round with a full window itself
+        ([math.nan, 0.25, 0.75], 0.5, 2.5),
+        ([None, 0.2, None, None, 0.6], 0.3, 2.75),  # one evaluation every third round: 2 + 3 / 4
+        ([0.4, 0.2, 0.6, 0.1], 0.5, 2.75),  # the first time counts
+        ([0.1, 0.2], 0.5, None),
+        ([], 0.5, None),
+    ],
+)
+def test_interpolated_rounds(smoothed, target, expected):
+    assert interpolated_rounds(smoothed, target) == (None if expected is None else pytest.approx(expected))
+
+
+def test_interpolated_rounds_of_an_error_that_falls():
+    assert interpolated_rounds([0.9, 0.7, 0.3], 0.4, falls=True) == pytest.approx(2.75)
 
 
 def test_best_value_three_ways():

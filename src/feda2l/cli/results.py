@@ -86,6 +86,7 @@ def report(
     out: Path = Path("report"),
     tensorboard: bool = False,
     paper: bool = True,
+    holm: Annotated[list[str] | None, Parameter(negative=())] = None,
 ) -> None:
     """Write tables, figures and one page from run folders.
 
@@ -99,12 +100,15 @@ def report(
         also write events for TensorBoard
     paper
         also show the paper's numbers where it reports them
+    holm
+        a primary test, "CELL against CELL: MEASURE", corrected for their number by Holm's method; may be repeated. A
+        study registers its primary tests in `[report] primary`
     """
     from feda2l.report.printed import print_report
 
     if not folders:
         raise FedA2LError("report: no folder given; use: feda2l report DIR [DIR ...] [--out OUT]")
-    print_report(list(folders), out, tensorboard=tensorboard, paper=paper)
+    print_report(list(folders), out, tensorboard=tensorboard, paper=paper, holm=holm or ())
 
 
 def watch(
@@ -131,7 +135,14 @@ def watch(
     watch(folder, port, open_browser=open_)
 
 
-def compare(a: Path, b: Path, /) -> None:
+def compare(
+    a: Path,
+    b: Path,
+    /,
+    *,
+    equivalent_within: float | None = None,
+    holm: Annotated[list[str] | None, Parameter(negative=())] = None,
+) -> None:
     """Compare run B with run A, paired by seed.
 
     The comparison covers rounds, time and accuracy.
@@ -142,10 +153,16 @@ def compare(a: Path, b: Path, /) -> None:
         a run folder, or a folder of runs that differ only in their seed
     b
         the same for the other method
+    equivalent_within
+        the largest difference that does not matter, in rounds for interpolated rounds and in accuracy points (or MSE)
+        for scores: test whether the difference is smaller (TOST)
+    holm
+        a measure that is a primary test, for example `interpolated_rounds` or `last_10`; the p values of these are
+        corrected by Holm's method, and all others are exploratory; may be repeated
     """
     from feda2l.report.printed import print_comparison
 
-    print_comparison(a, b)
+    print_comparison(a, b, equivalent_within=equivalent_within, holm=holm or ())
 
 
 def bundle(

@@ -1,7 +1,7 @@
 """Metrics of one run's curve: rounds to target and best value. Accuracies rise; errors (`falls`) fall."""
 
 from collections.abc import Sequence
-from math import fsum
+from math import fsum, isnan
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float | None]:
@@ -30,6 +30,38 @@ def rounds_to_target(curve: Sequence[float | None], target: float, window: int, 
     for (round, _), value in zip(measured, smoothed, strict=True):
         if value is not None and (value <= target if falls else value >= target):
             return round
+    return None
+
+
+def interpolated_rounds(smoothed: Sequence[float | None], target: float, *, falls: bool = False) -> float | None:
+    """Return the fraction of a round at which the trailing mean s crosses the target; None if it never does (censored).
+
+    If s_r is the first value at the target and s_q the value before it, the line between them crosses the target at
+
+        r_interp = q + (r - q) (target - s_q) / (s_r - s_q),
+
+    where q = r - 1 if every round is evaluated. If s_r is the first value of all, r_interp = r. So q < r_interp <= r.
+
+    Whole rounds hide differences below one round; interpolated rounds show them.
+
+    Args:
+        smoothed: One entry per round; None or NaN where the trailing mean does not exist.
+        target: The score to reach.
+        falls: Whether a lower score is better.
+
+    >>> interpolated_rounds([None, 0.2, 0.4, 0.8], target=0.5)
+    3.25
+    """
+    before: tuple[int, float] | None = None
+    for round, value in enumerate(smoothed, start=1):
+        if value is None or isnan(value):
+            continue
+        if value <= target if falls else value >= target:
+            if before is None:
+                return float(round)
+            start, score = before
+            return start + (round - start) * (target - score) / (value - score)
+        before = (round, value)
     return None
 
 

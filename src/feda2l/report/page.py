@@ -9,15 +9,30 @@ from feda2l.report.results import ResultTable
 from feda2l.report.sheets import Sheet
 
 
-def page(tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str], printed: Sequence[Sheet] = ()) -> str:
-    """The page's HTML with plotly and the data inside; `printed` are the tables of the paper."""
+def page(
+    tables: Sequence[ResultTable],
+    related: Sheet,
+    notes: Sequence[str],
+    *,
+    printed: Sequence[Sheet] = (),
+    primary: Sequence[Sheet] = (),
+) -> str:
+    """The page's HTML with plotly and the data inside.
+
+    Args:
+        tables: The tables of every study.
+        related: The table of related work.
+        notes: What could not be shown.
+        printed: The tables of the paper.
+        primary: The primary tests.
+    """
     return fill(
         part("page.html"),
         style=part("page.css"),
         panels=part("panels.html"),
         drawing=part("draw.js"),
         script=part("page.js"),
-        data=to_json(page_data(tables, related, notes, printed)),
+        data=to_json(page_data(tables, related, notes, printed=printed, primary=primary)),
         plotly=plotly("index.html", "plots"),  # last, as it is the only text that could contain a mark by chance
     )
 

@@ -58,7 +58,12 @@ class Heat(TypedDict):
 
 
 def page_data(
-    tables: Sequence[ResultTable], related: Sheet, notes: Sequence[str], printed: Sequence[Sheet] = ()
+    tables: Sequence[ResultTable],
+    related: Sheet,
+    notes: Sequence[str],
+    *,
+    printed: Sequence[Sheet] = (),
+    primary: Sequence[Sheet] = (),
 ) -> Json:
     """Everything that the page draws; a sentence replaces what is missing."""
     settings = [_setting(table, contest, several=len(tables) > 1) for table in tables for contest in table.contests]
@@ -71,6 +76,9 @@ def page_data(
         {"title": table.title, "setting": setting_of(table), "sheets": [_sheet(s) for s in sheets_of(table)]}
         for table in tables
     ]
+    if primary:
+        setting = "The tests that a study or --holm names; Holm's method corrects their p values for their number."
+        shown.append({"title": "Primary tests", "setting": setting, "sheets": [_sheet(s) for s in primary]})
     if printed:
         setting = "All runs of this report that belong there, whatever their study; a cell without runs says so."
         shown.append({"title": "In the paper's layout", "setting": setting, "sheets": [_sheet(s) for s in printed]})

@@ -1,5 +1,6 @@
 """What `feda2l report` and `feda2l compare` print."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,9 +12,9 @@ from feda2l.report.sheets import Sheet, SheetEntry, scores_sheet, sheets_of
 from feda2l.report.words import setting_of
 
 
-def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bool) -> None:
+def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bool, holm: Sequence[str] = ()) -> None:
     """Make the report and show its first tables; what was left out comes last, so that it is noticed."""
-    tables, left_out = report(folders, out, tensorboard=tensorboard, paper=paper)
+    tables, primary, left_out = report(folders, out, tensorboard=tensorboard, paper=paper, holm=holm)
     for table in tables:
         _say(f"{table.title}: {setting_of(table)}")
         first = sheets_of(table)[0]
@@ -21,17 +22,22 @@ def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bo
         if first.title == "Rounds to target":
             Console().print(shown_table(scores_sheet(table)))
         _say(*(note for note in first.notes if "p = " in note))
+    for sheet in primary:
+        Console().print(shown_table(sheet))
+        _say(*sheet.notes)
     _say(*left_out, f"page: {out / 'index.html'}")
 
 
-def print_comparison(first: Path, second: Path) -> None:
+def print_comparison(
+    first: Path, second: Path, *, equivalent_within: float | None = None, holm: Sequence[str] = ()
+) -> None:
     """Print the measures of both sides and a verdict."""
-    found = compare(first, second)
+    found = compare(first, second, equivalent_within=equivalent_within, holm=holm)
     _say(f"A: {found.first}", f"B: {found.second}", f"seeds: {', '.join(map(str, found.seeds))}")
     for measure in found.measures:
         both = f"A {measure.first}, B {measure.second}; " if measure.first else ""
         _say(f"{measure.name}: {both}{measure.words}")
-    _say(*found.notes, found.verdict)
+    _say(*found.notes, found.about_p, found.verdict)
 
 
 def _say(*lines: str) -> None:

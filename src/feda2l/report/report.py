@@ -10,9 +10,11 @@ from feda2l.report.find_runs import Notes, find_runs
 from feda2l.report.layout import studies_of
 from feda2l.report.page import page
 from feda2l.report.paper import draw_paper_figures, paper_sheets
+from feda2l.report.primary_tests import primary_sheets
 from feda2l.report.related_work import related_work
 from feda2l.report.results import ResultTable, tables_of
 from feda2l.report.run_figures import Figures, figures_of
+from feda2l.report.sheets import Sheet
 from feda2l.report.theory_figure import draw_theory
 from feda2l.report.write_tables import comma_separated, latex, markdown
 
@@ -30,11 +32,21 @@ def read(folders: Sequence[Path], notes: Notes, *, paper: bool = True) -> tuple[
 
 
 def report(
-    folders: Sequence[Path], out: Path, *, tensorboard: bool = False, paper: bool = True
-) -> tuple[list[ResultTable], list[str]]:
-    """Write everything to `out`; return the tables and what could not be shown, which the files say as well."""
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    tensorboard: bool = False,
+    paper: bool = True,
+    holm: Sequence[str] = (),
+) -> tuple[list[ResultTable], list[Sheet], list[str]]:
+    """Write everything to `out`.
+
+    Returns:
+        The tables, the primary tests, and what could not be shown. The files contain all three.
+    """
     notes = Notes()
     tables, figures = read(folders, notes, paper=paper)
+    primary = primary_sheets(figures, folders, holm, notes)
     related, printed = related_work(), paper_sheets(figures, numbers=paper)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -47,11 +59,11 @@ def report(
         draw_paper_figures(figures, out / "figures")
         for name, text in (
             ("table.csv", comma_separated(tables)),
-            ("table.md", markdown(tables, [*printed, related], left_out)),
-            ("table.tex", latex(tables, printed)),
-            ("index.html", page(tables, related, left_out, printed)),
+            ("table.md", markdown(tables, [*primary, *printed, related], left_out)),
+            ("table.tex", latex(tables, [*primary, *printed])),
+            ("index.html", page(tables, related, left_out, printed=printed, primary=primary)),
         ):
             (out / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunFailed(f"--out {out}: the report cannot be written: {error.strerror}", see="cannot-write") from error
-    return tables, left_out
+    return tables, primary, left_out

@@ -16,7 +16,7 @@ from feda2l.report.layout import StudyRuns, TableLayout, label, lay_out, order, 
 from feda2l.report.metrics import RoundsToTarget, rounds_over_seeds
 from feda2l.report.paper_numbers import Comparison, PaperNumber, compare_with_paper
 from feda2l.report.run_figures import Figures, first_rounds, smooth
-from feda2l.report.significance import PairedTest, paired_test
+from feda2l.report.significance import CensoredTest, PairedTest, times_test
 
 NEVER = math.inf
 RIVALS: dict[str, tuple[Role, ...]] = {"other rule": ("constant", "baseline"), "control": ("control",)}
@@ -59,6 +59,10 @@ class Cell:
     @cached_property
     def reach(self) -> RoundsToTarget:
         return rounds_over_seeds([figures.reached for figures in self.seeds])
+
+    @cached_property
+    def interpolated(self) -> RoundsToTarget:
+        return rounds_over_seeds([figures.interpolated for figures in self.seeds])
 
     @cached_property
     def simulated(self) -> RoundsToTarget | None:
@@ -168,15 +172,15 @@ class Contest:
         never = self.rounds(constant) == NEVER
         return (constant.rounds if never else self.rounds(constant)) / self.rounds(cell), never
 
-    def test(self, cell: Cell, rival: Cell) -> PairedTest | None:
-        """Test the rounds of two cells, paired by seed; a target that is not reached counts as one round more."""
-        theirs = {figures.run.seed: figures.rounds_to_target for figures in rival.seeds}
-        pairs = [(theirs[f.run.seed], f.rounds_to_target) for f in cell.seeds if f.run.seed in theirs]
+    def test(self, cell: Cell, rival: Cell) -> PairedTest | CensoredTest | None:
+        """Test the interpolated rounds of two cells, paired by seed; by ranks if a run missed the target."""
+        theirs = {figures.run.seed: figures.interpolated for figures in rival.seeds}
+        pairs = [(theirs[f.run.seed], f.interpolated) for f in cell.seeds if f.run.seed in theirs]
         if not pairs or self.target is None:
             return None
-        return paired_test([first for first, _ in pairs], [second for _, second in pairs])
+        return times_test([first for first, _ in pairs], [second for _, second in pairs])
 
-    def tests(self, cell: Cell) -> Iterator[tuple[str, Cell, PairedTest | None]]:
+    def tests(self, cell: Cell) -> Iterator[tuple[str, Cell, PairedTest | CensoredTest | None]]:
         """Test FedA2L against the fastest rival of each kind, unless neither reached the target."""
         for kind, roles in RIVALS.items() if cell.role == "ours" else ():
             rival = self.fastest(roles)

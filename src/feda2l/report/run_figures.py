@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars
 
+from feda2l.records.curve_metrics import interpolated_rounds
 from feda2l.records.round_timings import TRAINING
 from feda2l.report.curves import DECIMALS, Curve, Floats
 from feda2l.report.find_runs import FoundRun
@@ -23,20 +24,10 @@ class Figures:
     best: float | None  # on the raw curve
     best_smoothed: float | None
     last_10: float | None
+    interpolated: float | None = None  # the fraction of a round at which the smoothed curve crossed the target
     seconds: float | None = None  # to the target, without evaluation; only if the run had the machine to itself
     seconds_with_evaluation: float | None = None
     grid: dict[float, int | None] = field(default_factory=dict)
-
-    @property
-    def rounds_to_target(self) -> int:
-        """For tests and differences: a target that was not reached counts as one round more than the run has."""
-        return self.run.rounds + 1 if self.reached is None else self.reached
-
-    @property
-    def simulated_to_target(self) -> float:
-        """The same for simulated seconds."""
-        never = (self.simulated_in_all or 0.0) + (self.simulated_a_round or 0.0)
-        return never if self.simulated is None else self.simulated
 
     @property
     def search(self) -> float | None:
@@ -85,6 +76,7 @@ def figures_of(run: FoundRun, curve: Curve) -> Figures:
         best=None if run.non_finite else float(better(measured)),
         best_smoothed=None if run.non_finite or np.isnan(wide).all() else float(better(wide)),
         last_10=None if run.non_finite else float(measured[-10:].mean()),
+        interpolated=interpolated_rounds(smoothed.tolist(), targets[0], falls=run.falls) if targets else None,
         seconds=alone[0],
         seconds_with_evaluation=alone[1],
         grid=dict(zip(grid, crossings[len(targets) :], strict=True)),

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from feda2l.report.metrics import RoundsToTarget, mean_and_std
 from feda2l.report.results import Cell, Contest, ResultTable
+from feda2l.report.significance import CensoredTest
 
 T = TypeVar("T")
 
@@ -68,7 +71,7 @@ def rounds_words(reach: RoundsToTarget, rounds: int | str, digits: int = 1) -> s
     if reach.mean is not None:
         spread = "" if reach.std is None else f" ± {reach.std:.{digits}f}"
         return f"{reach.mean:.{digits}f}{spread} {share}"
-    return f"median > {rounds} {share}" if reach.median is None else f"median {reach.median:g} {share}"
+    return f"median > {rounds} {share}" if reach.median is None else f"median {round(reach.median, digits):g} {share}"
 
 
 def beyond_words(value: float | None, rounds: int | str) -> str:
@@ -121,7 +124,12 @@ def significance_lines(contest: Contest) -> list[str]:
             if test is None:
                 lines.append(f"{where}{cell.row} and {rival.row} have no seed in common")
                 continue
+            against = f"{rival.row}, the fastest {kind}: {test.verdict}, exploratory"
+            if isinstance(test, CensoredTest):
+                order = {-1: "is earlier than", 0: "is level with", 1: "is later than"}[int(np.sign(test.direction))]
+                lines.append(f"{where}{cell.row} {order} {against}")
+                continue
             more = "fewer" if test.difference < 0 else "more"
-            change = "as many rounds as" if test.difference == 0 else f"{abs(test.difference):.1f} rounds {more} than"
-            lines.append(f"{where}{cell.row} needs {change} {rival.row}, the fastest {kind}: {test.verdict}")
+            change = "as many rounds as" if test.difference == 0 else f"{abs(test.difference):.2f} rounds {more} than"
+            lines.append(f"{where}{cell.row} needs {change} {against}")
     return lines

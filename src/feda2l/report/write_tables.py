@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from feda2l.report.results import Cell, Contest, ResultTable
 from feda2l.report.sheets import Sheet, SheetEntry, sheets_of
+from feda2l.report.significance import PairedTest
 from feda2l.report.words import setting_of
 
 ESCAPES = {
@@ -88,6 +89,9 @@ def _csv_line(table: ResultTable, contest: Contest, cell: Cell) -> dict[str, obj
         "mean": reach.mean,
         "std": reach.std,
         "std_population": reach.population_std,
+        "interpolated_median": cell.interpolated.median,
+        "interpolated_mean": cell.interpolated.mean,
+        "interpolated_std": cell.interpolated.std,
         "of_mean_curve": cell.curve_averaged,
         "ranked_by": contest.by,
         "place": contest.place(cell),
@@ -122,7 +126,8 @@ def _comparisons(contest: Contest, cell: Cell) -> dict[str, object]:
     for kind, rival, test in contest.tests(cell):
         if test:
             front = "control_" if kind == "control" else ""
-            line |= {f"{front}rival": rival.row, f"{front}difference": test.difference, f"{front}p": test.p}
+            difference = test.difference if isinstance(test, PairedTest) else None  # no mean includes "never"
+            line |= {f"{front}rival": rival.row, f"{front}difference": difference, f"{front}p": test.p}
             line[f"{front}smallest_p"] = test.smallest
     return line
 

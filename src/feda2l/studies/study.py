@@ -15,6 +15,7 @@ from feda2l.names import look_up
 from feda2l.spec.schema_base import Count, Section, Share, option
 from feda2l.spec.spec import Spec
 from feda2l.studies.cells import StudyCell, expand, target_of
+from feda2l.studies.primary_tests import parse_primary_test
 from feda2l.studies.protocols import READINGS, Reading
 from feda2l.toml_files import TomlSource, explain, parse_set, read_toml, with_sets
 
@@ -27,6 +28,14 @@ class ReportSection(Section):
 
     rows: str | None = option(None, "what a row stands for")
     columns: tuple[str, ...] = option((), "what the columns stand for")
+    primary: tuple[str, ...] = option((), 'tests registered before the runs: "CELL against CELL: MEASURE"')
+
+    @field_validator("primary")
+    @classmethod
+    def _readable(cls, tests: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(map(parse_primary_test, tests))) < len(tests):
+            raise ValueError("a test is registered twice")
+        return tests
 
 
 class TuneSection(Section):
@@ -135,7 +144,7 @@ class Study(Section):
             raise FedA2LError("\n".join(explain(error, origin, cls)), see="spec") from error
         except FedA2LError as error:
             raise FedA2LError(origin.before(str(error)), see="spec") from error
-        _ = study.cells  # errors in cells are raised before anything runs
+        study._check_primary_tests(study.cells)  # errors in cells are raised before anything runs
         return study
 
     @classmethod
@@ -161,6 +170,17 @@ class Study(Section):
                         see="spec",
                     )
         return cells
+
+    def _check_primary_tests(self, cells: Sequence[StudyCell]) -> None:
+        known = [cell.name for cell in cells]
+        for test in map(parse_primary_test, self.report.primary):
+            for name in (test.first, test.second):
+                if name not in known:
+                    raise FedA2LError(
+                        f"{self._source.name}: [report] primary: the study has no cell {name!r}; "
+                        f"its cells are {', '.join(known)}",
+                        see="compare",
+                    )
 
     @property
     def tuning(self) -> TuneSection | None:
