@@ -10,6 +10,7 @@ from scipy.stats import t
 from feda2l.errors import FedA2LError
 from feda2l.report.compare import compare
 from feda2l.report.find_runs import Notes
+from feda2l.report.primary_tests import as_lines
 from feda2l.report.printed import print_comparison
 from feda2l.report.report import read, report
 from feda2l.report.significance import (
@@ -196,6 +197,10 @@ def test_a_report_corrects_the_registered_tests(tmp_path: Path) -> None:
     assert later[4] == "not run yet"
     assert "Primary tests of made" in (tmp_path / "out" / "table.md").read_text()
     assert "Primary tests of made" in (tmp_path / "out" / "index.html").read_text()
+    first, second, about = as_lines(sheet)
+    assert first.endswith(", p = 0.031, after Holm 0.062; significant: no (6 seeds)")
+    assert second == "Primary test later against slow: best: not run yet"
+    assert "counts 2 registered tests" in about
     assert all(line.endswith("exploratory") for one in tables[0].contests for line in significance_lines(one))
     more = report([folder], tmp_path / "out", holm=["fast against slow: best"])[1][0]
     assert [row[0].text for row in more.rows][2] == "fast against slow: best"

@@ -41,6 +41,16 @@ def primary_sheets(
     return sheets
 
 
+def as_lines(sheet: Sheet) -> list[str]:
+    """The same in sentences, for a terminal."""
+    lines = []
+    for row in sheet.rows:
+        test, seeds, _, _, difference, p, corrected, significant = (entry.text for entry in row)
+        result = f"{difference}, p = {p}, after Holm {corrected}; significant: {significant} ({seeds} seeds)"
+        lines.append(f"Primary test {test}: {result if p else difference}")
+    return [*lines, *sheet.notes]
+
+
 def _sheet(study: str, tests: Sequence[PrimaryTest], cells: Cells, notes: Notes) -> Sheet:
     found = [_compared(test, cells, notes) for test in tests]
     # a test without runs still counts: with p = 1 the correction of the others cannot get weaker when it is run

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feda2l.report.compare import compare
+from feda2l.report.primary_tests import as_lines
 from feda2l.report.report import report
 from feda2l.report.sheets import Sheet, SheetEntry, scores_sheet, sheets_of
 from feda2l.report.words import setting_of
@@ -23,8 +24,7 @@ def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bo
             Console().print(shown_table(scores_sheet(table)))
         _say(*(note for note in first.notes if "p = " in note))
     for sheet in primary:
-        Console().print(shown_table(sheet))
-        _say(*sheet.notes)
+        _say(*as_lines(sheet))
     _say(*left_out, f"page: {out / 'index.html'}")
 
 
