@@ -163,7 +163,7 @@ def test_the_figure_draws_what_the_run_recorded(tmp_path: Path) -> None:
     for label, key in (("mean of ||grad f||²", "gradient"), ("eta0 s² / N, times C2", "noise")):
         assert np.array(curves[label].get_xydata())[-1].tolist() == [3, terms[key]]
     assert theory_figure(find_runs([plain.path], Notes())) is None
-    tables, _ = report([tmp_path], tmp_path / "report")
+    tables, _, _ = report([tmp_path], tmp_path / "report")
     assert len(tables) == 1
     assert (tmp_path / "report" / "figures" / "theory.svg").exists()
 
@@ -198,7 +198,7 @@ def test_a_report_does_not_tell_runs_apart_by_their_estimates(tmp_path: Path) ->
     text = old.folder.spec.read_text()
     assert 'window_form = "sample"\n' in text
     old.folder.spec.write_text(text.replace('window_form = "sample"\n', ""))
-    ((table,), _) = report([tmp_path], tmp_path / "report")
+    ((table,), _, _) = report([tmp_path], tmp_path / "report")
     assert [len(cell.seeds) for _, cell in table.cells] == [2]
 
 
