@@ -358,6 +358,17 @@ def test_without_the_papers_numbers_its_layout_stays(tmp_path: Path) -> None:
     assert "Table 2 of the paper" in (tmp_path / "out" / "table.tex").read_text()
 
 
+def test_a_report_has_the_papers_tables_and_the_primary_tests(tmp_path: Path) -> None:
+    for rule in ("FedA2L", "CAWR"):
+        write_cell(tmp_path / "runs" / rule, rule, [3], target=0.45, more=RESNET_18)
+    _, (primary,), _ = report([tmp_path / "runs"], tmp_path / "out", holm=["FedA2L against CAWR"])
+    assert [row[0].text for row in primary.rows] == ["FedA2L against CAWR: interpolated_rounds"]
+    for name in ("table.md", "table.tex", "index.html"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "Table 2 of the paper" in text
+        assert "Primary tests" in text
+
+
 def test_a_column_has_one_target_the_papers_if_anyone_has_it(tmp_path: Path) -> None:
     write_cell(tmp_path, "CAWR", [3], target=0.29, more={"data": {"name": "cifar100"}, "model": {"name": "cnn"}})
     for rule in ("Vanilla", "StepLR"):

@@ -64,7 +64,7 @@ def studies_of(runs: Sequence[FoundRun], top: Iterable[Path]) -> list[StudyRuns]
 
 def lay_out(runs: Sequence[FoundRun], wishes: Mapping[str, object], notes: Notes) -> TableLayout:
     """Rows and columns as the study sets them; by default rate rules are rows, algorithms blocks, the rest columns."""
-    rows, columns = _wished(wishes, "rows"), _wished(wishes, "columns")
+    rows, columns = texts_in(wishes, "rows"), texts_in(wishes, "columns")
     left = _without(varying_keys(runs, notes), *rows, *columns)
     if not rows:
         rows = _starting("rates.", left) or _starting("algorithm.", left) or _without(left, *APART) or ("rates.name",)
@@ -157,9 +157,10 @@ def _word(key: str, value: object) -> str:
     return f"base rate {shown}" if key == "rates.base" else f"{last.replace('_', ' ') if section else last} {shown}"
 
 
-def _wished(wishes: Mapping[str, object], what: str) -> tuple[str, ...]:
-    keys = wishes.get(what, ())
-    return (keys,) if isinstance(keys, str) else tuple(map(str, keys)) if isinstance(keys, list | tuple) else ()
+def texts_in(wishes: Mapping[str, object], what: str) -> tuple[str, ...]:
+    """The texts under one key of a study's `[report]`."""
+    texts = wishes.get(what, ())
+    return (texts,) if isinstance(texts, str) else tuple(map(str, texts)) if isinstance(texts, list | tuple) else ()
 
 
 def _study_above(folder: Path, ends: set[Path]) -> tuple[str, Mapping[str, object]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from feda2l.errors import FedA2LError
 from feda2l.report.compare import MeasureComparison, compare_pairs, pair_by_seed
 from feda2l.report.find_runs import Notes
-from feda2l.report.layout import studies_of
+from feda2l.report.layout import studies_of, texts_in
 from feda2l.report.run_figures import Figures
 from feda2l.report.sheets import Sheet, SheetEntry
 from feda2l.report.significance import LEVEL, holm
@@ -30,7 +30,7 @@ def primary_sheets(
             cells[run.path.parent.name].append(by_path[run.path])
         fitting = [test for test in asked if {test.first, test.second} <= cells.keys()]
         unknown -= set(fitting)
-        registered = map(parse_primary_test, study.wishes.get("primary", ()))
+        registered = map(parse_primary_test, texts_in(study.wishes, "primary"))
         if tests := list(dict.fromkeys([*registered, *fitting])):
             sheets.append(_sheet(study.name, tests, cells, notes))
     if unknown:
