@@ -15,7 +15,7 @@ RELATED = ["flare", "autolr", "fed_lamb", "flayer"]
 
 
 def start(name: str, *, layers: int = 5, nodes: int = 1, setting: dict | None = None, base=BASE, **settings) -> Rates:
-    setting = {"steps": (4,) * nodes, "near_steps": ((4, 4),) * nodes, "sizes": (1,) * layers} | (setting or {})
+    setting = {"steps": (4,) * nodes, "neighbour_steps": ((4, 4),) * nodes, "sizes": (1,) * layers} | (setting or {})
     names = tuple(f"layer{i}" for i in range(layers))
     return RULES[name](**settings).start(Setting(base=base, layers=names, nodes=tuple(range(nodes)), **setting))
 
@@ -44,7 +44,7 @@ def expect(rates: Rates, *multipliers: list[float]) -> None:
 
 def test_flare_shares_rate_times_steps_among_neighbours():
     # a path 0 - 1 - 2 with 2, 4 and 9 steps: means 3, 5 and 6.5
-    setting = {"steps": (2, 4, 9), "near_steps": ((2, 4), (4, 2, 9), (9, 4))}
+    setting = {"steps": (2, 4, 9), "neighbour_steps": ((2, 4), (4, 2, 9), (9, 4))}
     rates = start("flare", nodes=3, layers=2, setting=setting)
     for round in range(1, 4):
         expect(rates, [1.5] * 2, [1.25] * 2, [6.5 / 9] * 2)
@@ -53,7 +53,7 @@ def test_flare_shares_rate_times_steps_among_neighbours():
 
 def test_flare_on_a_full_graph_makes_rate_times_steps_equal():
     steps = (3, 5, 7, 9)
-    rates = start("flare", nodes=4, layers=1, setting={"steps": steps, "near_steps": (steps,) * 4})
+    rates = start("flare", nodes=4, layers=1, setting={"steps": steps, "neighbour_steps": (steps,) * 4})
     assert (rates.rates[:, 0] * torch.tensor(steps)).tolist() == pytest.approx([BASE * 6] * 4)
 
 
@@ -64,7 +64,7 @@ def test_flare_with_equal_steps_is_constant():
 
 
 def test_flare_keeps_base_rates_of_layers():
-    rates = start("flare", layers=2, base=(0.1, 0.2), setting={"steps": (2,), "near_steps": ((2, 6),)})
+    rates = start("flare", layers=2, base=(0.1, 0.2), setting={"steps": (2,), "neighbour_steps": ((2, 6),)})
     assert rates.rates.tolist() == [[0.2, 0.4]]
 
 
