@@ -151,4 +151,12 @@ def test_a_key_that_moves_with_the_rule_is_said_to_be_confounded(tmp_path: Path)
     write_run(tmp_path / "b", rising(3), rates="feda2l", more={"training": {"momentum": 0.0}})
     notes = Notes()
     read([tmp_path], notes)
-    assert "cannot be separated from theirs: training.momentum" in "\n".join(notes.lines())
+    (line,) = notes.lines()
+    assert line.endswith("their effects cannot be separated: training.momentum changes with rates.name")
+
+
+def test_two_runs_of_one_seed_are_reported(tmp_path: Path) -> None:
+    """The default of a key that the other record is too old to have: two records of equal settings."""
+    write_run(tmp_path / "a", rising(3))
+    write_run(tmp_path / "b", rising(4), more={"data": {"clusters": 10}})
+    assert f"have the same seed; all count, paired tests use the first: {tmp_path / 'b'}" in left_out(tmp_path)

@@ -307,3 +307,20 @@ def test_old_and_new_names_of_the_signals_give_the_same_records(tmp_path: Path) 
     assert frames[0] is not None
     assert frames[1] is not None
     assert frames[0].equals(frames[1])
+
+
+def test_a_bundle_without_its_manifest_is_reported(runs: Path, tmp_path: Path) -> None:
+    bundle_runs([runs], tmp_path / "bundle")
+    (tmp_path / "bundle" / "MANIFEST").unlink()
+    for reader in (
+        lambda: read([tmp_path / "bundle"], Notes()),
+        lambda: bundle_runs([tmp_path / "bundle"], tmp_path / "out"),
+    ):
+        with pytest.raises(FedA2LError, match="MANIFEST: is missing, so the files of this bundle cannot be checked"):
+            reader()
+
+
+def test_a_bundle_without_layers_says_how_to_get_them(runs: Path, tmp_path: Path) -> None:
+    bundle_runs([runs], tmp_path / "bundle")
+    left_out = report([tmp_path / "bundle"], tmp_path / "out")[2]
+    assert any(line.endswith("the bundle has no layers: make it with feda2l bundle --layers") for line in left_out)

@@ -159,11 +159,14 @@ def test_compare_corrects_primary_measures_only(slopes: Path, capsys: pytest.Cap
     assert by_key["interpolated_rounds"].corrected == pytest.approx(4 / 64)
     assert by_key["best"].corrected == pytest.approx(max(4 / 64, by_key["best"].test.p))  # type: ignore[union-attr]
     assert by_key["last_10"].words.endswith("exploratory")
-    assert "No: B is ahead in interpolated rounds to 50 %" in found.verdict
-    assert "(Holm-corrected p = 0.062)" in found.verdict
+    assert "B is ahead of A in interpolated rounds to 50 %" in found.verdict
+    assert "but the difference is within chance (Holm-corrected p = 0.062)" in found.verdict
     assert "2 primary tests" in found.about_p
     print_comparison(slopes / "a", slopes / "b")
-    assert "No test was registered as primary (--holm), so every p is exploratory." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "No test was registered as primary (--holm), so every p is exploratory." in printed
+    assert "(95 % t interval " in printed
+    assert "The t intervals assume that the differences are normally distributed." in printed
     with pytest.raises(FedA2LError, match="roundz"):
         compare(slopes / "a", slopes / "b", holm=["roundz"])
     with pytest.raises(FedA2LError, match="--holm seconds: these runs have no test of it"):

@@ -16,10 +16,11 @@ from feda2l.report.compare import compare
 from feda2l.report.draw_rates import steepest_layers
 from feda2l.report.find_runs import Notes, find_runs
 from feda2l.report.page import page
-from feda2l.report.printed import shown_table
+from feda2l.report.printed import print_report, shown_table
 from feda2l.report.related_work import OURS, related_work
+from feda2l.report.replace_figures import WRITTEN, replaced_figures
 from feda2l.report.report import read, report
-from feda2l.report.sheets import Sheet, SheetEntry
+from feda2l.report.sheets import Sheet, SheetEntry, details_sheet, sheets_of, unequal_notes
 from feda2l.report.write_tables import escape, latex, markdown
 from synthetic_runs import rising, write_run, write_seeds
 
@@ -307,3 +308,79 @@ def test_the_commands_write_all_files_and_print_what_they_found(
         assert {f"{name}.png", f"{name}.svg", f"{name}.pdf"} <= drawn
     call("compare", runs / "ring" / "constant-1", runs / "ring" / "feda2l-1")
     assert "B is ahead of A" in capsys.readouterr().out
+
+
+def test_unequal_rounds_are_said_wherever_scores_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B scores higher, but it also trained for longer."""
+    write_run(tmp_path / "a", [0.1] * 60, rates="constant", target=None)
+    write_run(tmp_path / "b", [0.1] * 60 + [0.3] * 10, target=None)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    caveat = "rounds differ (A 60, B 70)"
+    assert found.notes == ["differs, so the figures that depend on it are not comparable: rounds (60 and 70)"]
+    assert [measure.words.endswith(f"; {caveat}") for measure in found.measures] == [True, True]
+    assert found.verdict.endswith(f"The sides are not equal in best accuracy: {caveat}.")
+    print_report([tmp_path], tmp_path / "out", tensorboard=False, paper=False)
+    assert "rounds differ: 60, 70." in capsys.readouterr().out
+    assert "rounds differ: 60, 70." in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_measures_to_the_target_have_no_caveat_of_unequal_rounds(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(8, 10), rates="constant")
+    write_run(tmp_path / "b", rising(4, 12))
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert [measure.key for measure in found.measures if measure.caveat] == ["best", "last_10"]
+    assert found.measures[0].better == "B"
+
+
+def test_a_table_says_that_targets_differ(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", rising(5), rates="constant", target=None)
+    write_run(tmp_path / "runs" / "b", rising(4), rates="feda2l", target=0.5)
+    (table,) = read([tmp_path / "runs"], Notes())[0]
+    assert unequal_notes(table) == [
+        "targets differ: 50 %, no target. The rounds to different targets are not comparable."
+    ]
+    assert set(unequal_notes(table)) <= set(sheets_of(table)[0].notes)
+
+
+def test_a_second_report_removes_the_figures_of_the_first_only(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report([runs], out)
+    (out / "figures" / "curves-mine.png").write_text("of the user")
+    assert (out / "figures" / "curves-full.png").exists()
+    report([runs / "ring"], out)
+    left = {path.stem for path in (out / "figures").iterdir()}
+    assert left == {"curves", "curves-mine", "best", "minutes", "rates", "written-by-report"}
+    assert not list(out.glob(".figures*"))
+
+
+def test_a_list_of_figures_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "kept.txt").write_text("of the user")
+    (tmp_path / "figures" / WRITTEN).write_text("../kept.txt\n..\nold.png\n")
+    (tmp_path / "figures" / "old.png").write_text("old")
+    with replaced_figures(tmp_path / "figures") as folder:
+        (folder / "new.png").write_text("new")
+    assert (tmp_path / "kept.txt").exists()
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["new.png", WRITTEN]
+
+
+def test_a_mean_of_few_evaluations_says_how_many(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(3, 5), rates="constant")
+    write_run(tmp_path / "b", rising(2, 5))
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found.measures[-1].name == "accuracy of the last 5"
+    (table,) = read([tmp_path], Notes())[0]
+    assert "last 5" in details_sheet(table).header
+    write_run(tmp_path / "c", rising(2, 12), rates="step")
+    (table,) = read([tmp_path], Notes())[0]
+    assert "last 10, or all if fewer" in details_sheet(table).header
+
+
+def test_a_measure_without_values_says_what_is_missing(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(None), rates="constant")
+    write_run(tmp_path / "b", rising(None))
+    words = {measure.name: measure.words for measure in compare(tmp_path / "a", tmp_path / "b").measures}
+    assert words["rounds to 50 %"] == "not compared: no run reached the target"
+    assert words["seconds to 50 %"] == "not compared: no seed has timings up to the target on both sides"

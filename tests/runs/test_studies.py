@@ -304,7 +304,8 @@ def test_a_study_runs_is_skipped_when_finished_and_takes_more_seeds(tmp_path: Pa
     assert {done.summary["pack"] for done in outcome.runs} == {4}
     assert said[0].startswith("tiny: a study (2 cells, 4 runs)")
     assert said[1] == "to run: 4 runs, 16 rounds"
-    assert re.fullmatch(r"about .* here \(.* s per round from 20 measured steps of 4 nodes of .*\)", said[2])
+    measured = "20 training steps measured on each of 4 nodes, in run .* and 3 other runs"
+    assert re.fullmatch(rf"about .* here \(.* s per round from {measured}\)", said[2])
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("summary.json")}
     again = run(tmp_path, TINY | {"seeds": 3, "title": "other words"}, say=said.append)
     assert len(again.runs) == 6

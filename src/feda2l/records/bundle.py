@@ -114,6 +114,16 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).exists() and any((path / name).exists() for name in (RUNS, ROUNDS))
 
 
+def check_has_manifest(path: Path) -> None:
+    """Raise a FedA2LError if a folder has the tables of a bundle without the MANIFEST that they are checked by."""
+    if (path / RUNS).exists() and (path / ROUNDS).exists() and not (path / MANIFEST).exists():
+        raise FedA2LError(
+            f"{path / MANIFEST}: is missing, so the files of this bundle cannot be checked; restore it from a copy, or "
+            "make the bundle again",
+            see="records-damaged",
+        )
+
+
 def bundle_above(path: Path) -> tuple[Path, str] | None:
     """The bundle that a path leads into, and the path of the run or folder within it; None for any other path.
 

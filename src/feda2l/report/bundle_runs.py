@@ -16,6 +16,7 @@ from feda2l.records.bundle import (
     TEXTS,
     BundledRun,
     bundle_above,
+    check_has_manifest,
     is_bundle,
     open_bundle,
     write_bundle,
@@ -120,6 +121,7 @@ def read_source(folder: Path, notes: Notes, layers: Sequence[str], progress: Pro
         return _bundle_source(*found, layers)
     if not folder.is_dir():
         raise FedA2LError(f"{folder}: is not a folder", see="no-run")
+    check_has_manifest(folder)
     paths = list(_folders_of(folder))
     studies = {path.parent for path in folder.rglob(STUDY)} - {folder}
     if studies:

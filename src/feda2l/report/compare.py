@@ -26,10 +26,16 @@ from feda2l.report.significance import (
     times_test,
 )
 from feda2l.report.significance import holm as correct_by_holm
-from feda2l.report.words import rounds_words, scale_of, score_words, seconds_words, target_words
+from feda2l.report.words import last_words, rounds_words, scale_of, score_words, seconds_words, target_words
 from feda2l.studies.primary_tests import MEASURES
 
-SAME = ("data.name", "evaluation.target", "evaluation.on")  # keys that must be equal for comparable scores
+SAME = ("data.name", "evaluation.target", "evaluation.on", "rounds")  # keys that must be equal for comparable scores
+# why a measure has no test, by its key; the other measures are times to the target
+UNTESTED = {
+    "seconds": "no seed has timings up to the target on both sides",
+    "best": "no seed has a finite run on both sides",
+    "last_10": "no seed has a finite run on both sides",
+}
 Pairs = Sequence[tuple[Figures, Figures]]
 
 
@@ -48,6 +54,7 @@ class MeasureComparison:
     equivalence: EquivalenceTest | None = None  # where the user states a margin and all runs have the figure
     primary: bool | None = None  # None: no measure was registered as primary
     corrected: float | None = None  # the p of a primary test, corrected by Holm's method
+    caveat: str = ""  # what makes the sides unequal in this measure
 
     @property
     def better(self) -> str:
@@ -74,12 +81,13 @@ class MeasureComparison:
     def words(self) -> str:
         """The better side, the difference, its interval and its significance; then equivalence, if it was asked for."""
         if self.test is None:
-            return "no seed has it on both sides"
+            return f"not compared: {UNTESTED.get(self.key, 'no run reached the target')}"
         parts = [self._comparison, *([self.equivalence.verdict] if self.equivalence else [])]
         if self.corrected is not None:
             parts.append(f"primary, Holm-corrected p = {self.corrected:.2g}")
         elif self.primary is not None:
             parts.append("exploratory")
+        parts += [self.caveat] * bool(self.caveat)
         return "; ".join(parts)
 
     @property
@@ -90,7 +98,7 @@ class MeasureComparison:
         interval = ""
         if self.test.interval:
             low, high = self.test.interval
-            interval = f" (95 % if normal: {low:+.4g} to {high:+.4g})"
+            interval = f" (95 % t interval {low:+.4g} to {high:+.4g})"
         return f"B - A = {self.test.difference:+.4g}{self.unit}{interval}"
 
     @property
@@ -121,10 +129,20 @@ class Comparison:
         return "No test was registered as primary (--holm), so every p is exploratory."
 
     @property
+    def about_intervals(self) -> str:
+        """Why an interval and a p value can disagree; empty if no interval is shown."""
+        if not any(isinstance(measure.test, PairedTest) and measure.test.interval for measure in self.measures):
+            return ""
+        return (
+            "The t intervals assume that the differences are normally distributed. The p values do not, so an interval "
+            "without 0 can stand beside a p value above 0.05. The p value decides."
+        )
+
+    @property
     def verdict(self) -> str:
         """A sentence about the first figure that differs, one about those that favour the other side, and equivalence.
 
-        Primary tests come first.
+        Primary tests come first. A caveat of a measure that is named follows its sentence.
         """
         telling = [measure for measure in self.measures if measure.better]
         sentences = ["Neither is better in anything that was measured."]
@@ -135,6 +153,7 @@ class Comparison:
             if against:
                 figures = " and ".join(f"{measure.name} ({_by(measure)})" for measure in against)
                 sentences.append(f"{against[0].better} is ahead in {figures}.")
+            sentences += _caveats([main, *against])
         return " ".join([*sentences, *_equivalence_sentences(self.measures)])
 
 
@@ -151,8 +170,17 @@ def _sentence(main: MeasureComparison) -> str:
         )
     p = f"{'p' if main.corrected is None else 'Holm-corrected p'} = {main.p:.2g}"
     if main.p > LEVEL:
-        return f"No: {main.better} is ahead {apart}, which is within chance ({p})."
+        return f"{main.better} is ahead of {other} {apart}, but the difference is within chance ({p})."
     return f"{main.better} beats {other} {apart} ({p}, {test.seeds} seeds)."
+
+
+def _caveats(named: Sequence[MeasureComparison]) -> list[str]:
+    """One sentence per caveat, with the measures that it is about."""
+    caveats = dict.fromkeys(measure.caveat for measure in named if measure.caveat)
+    return [
+        f"The sides are not equal in {' and '.join(one.name for one in named if one.caveat == caveat)}: {caveat}."
+        for caveat in caveats
+    ]
 
 
 def _by(measure: MeasureComparison) -> str:
@@ -261,7 +289,7 @@ def _check_alike(sides: Sequence[Sequence[Figures]], notes: Notes) -> None:
         )
     for key in SAME:
         if first.keys.get(key) != second.keys.get(key):
-            values = f"{first.keys.get(key)} and {second.keys.get(key)}"
+            values = f"{first.keys.get(key, 'none')} and {second.keys.get(key, 'none')}"
             if key == "data.name":
                 raise FedA2LError(
                     f"A and B learn different data ({values}), so their scores cannot be compared", see="compare"
@@ -285,9 +313,17 @@ def compare_pairs(pairs: Pairs, margin: float | None = None) -> list[MeasureComp
     measures = _to_target(pairs, run.target, margin) if _same_target(pairs) and run.target is not None else []
     unit, scale = " points" * (run.metric == "accuracy"), scale_of(run.metric)
     score = functools.partial(score_words, metric=run.metric)
-    for name, key in ((f"best {run.metric}", "best"), (f"{run.metric} of the last 10", "last_10")):
-        measures.append(_of(pairs, name, key, score, run.falls, unit, scale, margin))
+    last = last_words(itertools.chain(*pairs))
+    for name, key in ((f"best {run.metric}", "best"), (f"{run.metric} of the {last}", "last_10")):
+        measure = _of(pairs, name, key, score, run.falls, unit, scale, margin)
+        measures.append(replace(measure, caveat=_unequal_rounds(pairs)))
     return measures
+
+
+def _unequal_rounds(pairs: Pairs) -> str:
+    """That one side trained longer, which changes its scores; empty if both trained equally long."""
+    first, second = (", ".join(map(str, sorted({pair[side].run.rounds for pair in pairs}))) for side in (0, 1))
+    return "" if first == second else f"rounds differ (A {first}, B {second})"
 
 
 def _to_target(pairs: Pairs, target: float, margin: float | None) -> list[MeasureComparison]:
@@ -306,7 +342,7 @@ def _to_target(pairs: Pairs, target: float, margin: float | None) -> list[Measur
     measures.append(_times(pairs, "interpolated_rounds", name, "interpolated", words, " rounds", margin))
     words = functools.partial(rounds_words, rounds=run.rounds)
     measures.append(_times(pairs, "rounds", f"rounds to {goal}", "reached", words, " rounds"))
-    measures.append(_of(pairs, "seconds to it", "seconds", lambda v: f"{seconds_words(v)} s", True, " s"))
+    measures.append(_of(pairs, f"seconds to {goal}", "seconds", lambda v: f"{seconds_words(v)} s", True, " s"))
     return measures
 
 

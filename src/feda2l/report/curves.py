@@ -10,6 +10,7 @@ import polars
 from numpy.typing import NDArray
 
 from feda2l.report.find_runs import FoundRun, Notes
+from feda2l.report.run_records import BundledRecords
 
 Floats = NDArray[np.float64]
 OPTIONAL = ("disagreement", "bytes_sent", "train_loss")
@@ -47,6 +48,13 @@ def read_curves(runs: Sequence[FoundRun], notes: Notes) -> dict[Path, Curve]:
 def read_layers(run: FoundRun) -> polars.DataFrame | None:
     """One row per node, layer and round with rate, divergence and stability; None if the records have no layers."""
     return run.records.layers(("round", "node", "layer", "rate", "divergence", "stability"))
+
+
+def why_no_layers(run: FoundRun) -> str:
+    """Why a run has no rows per layer."""
+    if isinstance(run.records, BundledRecords):
+        return "the bundle has no layers: make it with feda2l bundle --layers"
+    return "layers.parquet and rounds.jsonl are missing or damaged"
 
 
 def mean_curve(curves: Sequence[Floats]) -> Floats:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars
 
-from feda2l.report.curves import Floats, read_layers
+from feda2l.report.curves import Floats, read_layers, why_no_layers
 from feda2l.report.plots import new_figure
 from feda2l.report.results import Cell
 
@@ -26,15 +26,17 @@ def steepest_layers(run_layers: polars.DataFrame, count: int = LAYERS) -> tuple[
     return node, means.filter(polars.col("node") == node)["layer"].head(count).to_list()
 
 
-def rate_figure(cell: Cell, title: str) -> "Figure | None":
+def rate_figure(cell: Cell, title: str) -> "Figure | str":
     """One panel per layer for the first seed of a cell: its rate, and the two signals rescaled to 0..1.
 
-    None if the records have no divergence.
+    The reason if the records have no layers or no divergence.
     """
     frame = read_layers(cell.example.run)
-    node, names = steepest_layers(frame) if frame is not None else (0, [])
-    if frame is None or not names:
-        return None
+    if frame is None:
+        return why_no_layers(cell.example.run)
+    node, names = steepest_layers(frame)
+    if not names:
+        return "no divergence in its records"
     figure, panels = new_figure(len(names), 4.6 * len(names), 4)
     for axes, name in zip(panels, names, strict=True):
         own = frame.filter((polars.col("node") == node) & (polars.col("layer") == name)).sort("round")

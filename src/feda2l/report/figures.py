@@ -97,8 +97,8 @@ def _rates(table: ResultTable, folder: Path, front: str) -> list[str]:
     missing = _too_many("rates of layers", len(ours), table)
     for contest, cell in ours[:MOST_CONTESTS]:
         figure = rate_figure(cell, _name(contest, cell))
-        if figure is None:
-            missing.append(f"rates of layers of {table.title}: no divergence in the records of {_name(contest, cell)}")
+        if isinstance(figure, str):
+            missing.append(f"rates of layers of {table.title}, {_name(contest, cell)}: {figure}")
             continue
         several = len(ours) > 1
         save_formats(figure, folder / (front + slug("rates", *[contest.block, contest.column, cell.row] * several)))

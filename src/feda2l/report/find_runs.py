@@ -12,7 +12,7 @@ from typing import Any
 
 from feda2l.errors import FedA2LError
 from feda2l.old_names import current_spec
-from feda2l.records.bundle import bundle_above, open_bundle
+from feda2l.records.bundle import bundle_above, check_has_manifest, open_bundle
 from feda2l.records.folder_locks import is_locked, locked_folders
 from feda2l.records.run_folder import RunFolder
 from feda2l.report.run_records import ENDED, BundledRecords, FolderRecords, RunRecords, summary_of
@@ -189,6 +189,7 @@ def _all_records(folder: Path, notes: Notes) -> Iterator[tuple[Path, RunRecords]
             below.clear()
             yield from _bundled(parent, notes)
             continue
+        check_has_manifest(parent)
         if STAGES in below and "study.toml" in files:
             below.remove(STAGES)
             notes.add(TRIALS, parent / STAGES)

@@ -101,8 +101,20 @@ def varying_keys(runs: Sequence[FoundRun], notes: Notes) -> list[str]:
             chosen.append(key)
             parts = count
         elif key.startswith(("training.", "data.", "topology.", "model.init", "algorithm.buffers")):
-            notes.add("differs together with other keys, so its effect cannot be separated from theirs", key)
+            notes.add(
+                "settings that change together, so their effects cannot be separated",
+                f"{key} changes with {' and '.join(_determining(key, chosen, runs))}",
+            )
     return chosen
+
+
+def _determining(key: str, chosen: Sequence[str], runs: Sequence[FoundRun]) -> list[str]:
+    """The first of the chosen keys whose value alone determines that of `key`; all of them if none does."""
+    for name in chosen:
+        values = {_value(run, name) for run in runs}
+        if len(values) == len({(_value(run, name), _value(run, key)) for run in runs}):
+            return [name]
+    return list(chosen)
 
 
 def _value(run: FoundRun, key: str) -> str:

@@ -11,7 +11,7 @@ import polars
 from numpy.typing import NDArray
 
 from feda2l.errors import FedA2LError
-from feda2l.report.curves import Floats, mean_of, read_layers
+from feda2l.report.curves import Floats, mean_of, read_layers, why_no_layers
 from feda2l.report.draw_scores import seeds_band, seeds_seconds
 from feda2l.report.find_runs import FoundRun
 from feda2l.report.results import Cell, Contest, ResultTable
@@ -189,7 +189,7 @@ def heat_of(run: FoundRun) -> Heat | str:
     """Learning rate, divergence and stability as [nodes, layers, bins of rounds], or why not."""
     frame = read_layers(run)
     if frame is None or frame.is_empty():
-        return "layers.parquet and rounds.jsonl are missing or damaged"
+        return why_no_layers(run)
     rounds = int(frame["round"].max())  # type: ignore[arg-type]
     width = math.ceil(rounds / BINS)
     names = frame.filter(polars.col("node") == 0)["layer"].unique(maintain_order=True).to_list()

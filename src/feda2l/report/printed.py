@@ -9,7 +9,7 @@ from rich.table import Table
 from feda2l.report.compare import compare
 from feda2l.report.primary_tests import as_lines
 from feda2l.report.report import report
-from feda2l.report.sheets import Sheet, SheetEntry, scores_sheet, sheets_of
+from feda2l.report.sheets import Sheet, SheetEntry, scores_sheet, sheets_of, unequal_notes
 from feda2l.report.words import setting_of
 
 
@@ -22,7 +22,7 @@ def print_report(folders: list[Path], out: Path, *, tensorboard: bool, paper: bo
         Console().print(shown_table(first))
         if first.title == "Rounds to target":
             Console().print(shown_table(scores_sheet(table)))
-        _say(*(note for note in first.notes if "p = " in note))
+        _say(*unequal_notes(table), *(note for note in first.notes if "p = " in note))
     for sheet in primary:
         _say(*as_lines(sheet))
     _say(*left_out, f"page: {out / 'index.html'}")
@@ -37,7 +37,7 @@ def print_comparison(
     for measure in found.measures:
         both = f"A {measure.first}, B {measure.second}; " if measure.first else ""
         _say(f"{measure.name}: {both}{measure.words}")
-    _say(*found.notes, found.about_p, found.verdict)
+    _say(*found.notes, *filter(None, [found.about_intervals]), found.about_p, found.verdict)
 
 
 def _say(*lines: str) -> None:

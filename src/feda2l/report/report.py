@@ -12,6 +12,7 @@ from feda2l.report.page import page
 from feda2l.report.paper import draw_paper_figures, paper_sheets
 from feda2l.report.primary_tests import primary_sheets
 from feda2l.report.related_work import related_work
+from feda2l.report.replace_figures import replaced_figures
 from feda2l.report.results import ResultTable, tables_of
 from feda2l.report.run_figures import Figures, figures_of
 from feda2l.report.sheets import Sheet
@@ -54,9 +55,10 @@ def report(
             from feda2l.report.tensorboard_export import export_tensorboard
 
             export_tensorboard(figures, out / "tensorboard")
-        left_out = [*notes.lines(), *(f"not drawn, {words}" for words in draw_all(tables, out / "figures"))]
-        draw_theory([one.run for one in figures], out / "figures" / "theory")
-        draw_paper_figures(figures, out / "figures")
+        with replaced_figures(out / "figures") as folder:
+            left_out = [*notes.lines(), *(f"not drawn, {words}" for words in draw_all(tables, folder))]
+            draw_theory([one.run for one in figures], folder / "theory")
+            draw_paper_figures(figures, folder)
         for name, text in (
             ("table.csv", comma_separated(tables)),
             ("table.md", markdown(tables, [*primary, *printed, related], left_out)),

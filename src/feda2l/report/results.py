@@ -283,7 +283,8 @@ def _cell(row: str, seeds: list[Figures], varied: tuple[str, ...], paper: bool, 
     for figures in seeds:
         if figures.run.seed in by_seed:
             notes.add(
-                "the same seed twice in one cell; both are counted, the first is used in paired tests", figures.run.path
+                "several runs of one method in one setting have the same seed; all count, paired tests use the first",
+                figures.run.path,
             )
         by_seed.setdefault(figures.run.seed, figures)
     seeds = sorted(seeds, key=lambda figures: figures.run.seed)

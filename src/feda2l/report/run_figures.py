@@ -30,6 +30,11 @@ class Figures:
     grid: dict[float, int | None] = field(default_factory=dict)
 
     @property
+    def evaluations(self) -> int:
+        """In how many rounds it was evaluated."""
+        return int(np.count_nonzero(~np.isnan(self.curve.score)))
+
+    @property
     def search(self) -> float | None:
         """The cost of a search before round 1, in rounds; it is not part of the rounds to the target."""
         cost = self.run.summary.get("search", {}).get("rounds")

@@ -11,6 +11,7 @@ from feda2l.report.paper_numbers import flag_texts
 from feda2l.report.results import NEVER, RIVALS, Cell, Contest, ResultTable
 from feda2l.report.words import (
     beyond_words,
+    last_words,
     rounds_words,
     score_words,
     seconds_words,
@@ -77,7 +78,10 @@ def scores_sheet(table: ResultTable) -> Sheet:
     what = "Best accuracy, %" if table.metric == "accuracy" else f"Lowest test {table.metric.upper()}"
     header = [_row_title(table), *(table.metric if column == "all" else column for column in table.columns)]
     rows = [row for block in table.blocks for row in _block_rows(table, block, entries, ())]
-    notes = ["From the raw curve of the mean over nodes; mean ± sample standard deviation over seeds."]
+    notes = [
+        "From the raw curve of the mean over nodes; mean ± sample standard deviation over seeds.",
+        *unequal_notes(table),
+    ]
     return Sheet(what, header, rows, notes)
 
 
@@ -118,7 +122,8 @@ def time_sheets(table: ResultTable) -> list[Sheet]:
 def details_sheet(table: ResultTable) -> Sheet:
     """All results of each method in each setting."""
     header = [*_told(table, "block", "setting"), _row_title(table), "reached", "median", "mean ± std", "population std"]
-    header += ["interpolated", "of the mean curve", "against constant", "best", "best smoothed", "last 10"]
+    header += ["interpolated", "of the mean curve", "against constant", "best", "best smoothed"]
+    header += [last_words(itertools.chain(*(cell.seeds for _, cell in table.cells)))]
     header += ["s to target", "s with evaluation", "MB sent"]
     rows = [
         [*_told(table, contest.block, contest.column), cell.row, *_details(contest, cell, table.metric)]
@@ -131,6 +136,26 @@ def details_sheet(table: ResultTable) -> Sheet:
         "the machine to themselves.",
     ]
     return Sheet("All figures", header, [[SheetEntry(text) for text in row] for row in rows], notes)
+
+
+def unequal_notes(table: ResultTable) -> list[str]:
+    """In which settings the methods were not run for equally many rounds, or not to the same target."""
+    notes = []
+    for contest in table.contests:
+        where = f"{contest.where}: " if contest.where else ""
+        runs = [figures.run for cell in contest.cells for figures in cell.seeds]
+        rounds, targets = {run.rounds for run in runs}, {run.target for run in runs}
+        if len(rounds) > 1:
+            shown = ", ".join(map(str, sorted(rounds)))
+            notes.append(f"{where}rounds differ: {shown}. A longer run has more rounds to reach its best score.")
+        if len(targets) > 1:
+            shown = ", ".join(_target_shown(target, table.metric) for target in sorted(targets, key=str))
+            notes.append(f"{where}targets differ: {shown}. The rounds to different targets are not comparable.")
+    return notes
+
+
+def _target_shown(target: float | None, metric: str) -> str:
+    return "no target" if target is None else target_words(target, falls=metric == "mse").removeprefix("target ")
 
 
 def grid_sheets(table: ResultTable) -> list[Sheet]:
@@ -260,6 +285,7 @@ def _rounds_notes(table: ResultTable) -> list[str]:
         *_firsts(table, controls=True),
         *_test_notes(table),
         *_paper_notes(table),
+        *unequal_notes(table),
     ]
 
 
@@ -323,10 +349,15 @@ def _firsts(table: ResultTable, *, controls: bool) -> list[str]:
         return []
     races = len(table.races(controls=controls))
     firsts = table.firsts(controls=controls).items()
-    words = ", ".join(f"{row} {tied} ({alone} alone)" for row, (tied, alone) in firsts if tied)
-    where = f"{races} setting{'s' * (races != 1)} with two methods or more of which one reached the target"
-    what = f"With the controls, fastest in {where}" if controls else f"Fastest in {where}"
-    return [f"{what}, ties counted: {words}."] if races else []
+    words = ", ".join(_wins(row, *wins) for row, wins in firsts if wins[0])
+    included = ", controls included" * controls
+    where = f"{races} setting{'s' * (races != 1)} with at least two methods, one of which reached the target"
+    return [f"How often each method was the fastest{included}, in {where}: {words}."] if races else []
+
+
+def _wins(row: str, wins: int, alone: int) -> str:
+    tied = wins - alone
+    return f"{row} {wins}" + f" (tied in {tied})" * bool(tied)
 
 
 def _row_title(table: ResultTable) -> str:

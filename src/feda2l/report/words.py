@@ -7,6 +7,7 @@ import numpy as np
 
 from feda2l.report.metrics import RoundsToTarget, mean_and_std
 from feda2l.report.results import Cell, Contest, ResultTable
+from feda2l.report.run_figures import Figures
 from feda2l.report.significance import CensoredTest
 
 T = TypeVar("T")
@@ -108,6 +109,19 @@ def _mean_words(values: Sequence[float], mean_form: str, std_form: str, scale: i
         return ""
     mean, std = mean_and_std(values)
     return f"{scale * mean:{mean_form}}" + (f" ± {scale * std:{std_form}}" if len(values) > 1 else "")
+
+
+def last_words(runs: Iterable[Figures]) -> str:
+    """How many of the last evaluations a mean is over: 10, or all of a shorter run.
+
+    >>> last_words([])
+    'last 10'
+    """
+    counts = {min(10, figures.evaluations) for figures in runs if figures.last_10 is not None}
+    count = shared(counts)
+    if count is None and counts:
+        return "last 10, or all if fewer"
+    return f"last {count or 10}"
 
 
 def speed_words(contest: Contest, cell: Cell) -> str:

@@ -79,7 +79,7 @@ def calibrate(specs: Sequence[Spec], data: Loaded) -> RoundTime:
     # only some of the nodes of all runs were measured
     alike = len(runs) * nodes / runs[0].live.plan.nodes
     seconds = ((trained - started) * shares.train + (ended - trained) * shares.score) / alike
-    return RoundTime(seconds, f"{steps} measured steps of {nodes} nodes of {' and '.join(_few(runs))}")
+    return RoundTime(seconds, f"{steps} training steps measured on each of {nodes} nodes, in {_few(runs)}")
 
 
 class Shares(NamedTuple):
@@ -105,8 +105,9 @@ def _cut(run: Assembled, steps: int, scored: int) -> tuple[Assembled, Shares]:
     return replace(run, live=LiveRun(cut, run.live.exchange)), shares
 
 
-def _few(runs: Sequence[Assembled]) -> list[str]:
-    return [run.spec.name for run in runs[:1]] + [f"{len(runs) - 1} others"] * (len(runs) > 1)
+def _few(runs: Sequence[Assembled]) -> str:
+    others = len(runs) - 1
+    return f"run {runs[0].spec.name}" + f" and {others} other run{'s' * (others > 1)}" * bool(others)
 
 
 def pack_rows(spec: Spec, run: Assembled) -> int:

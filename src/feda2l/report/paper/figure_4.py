@@ -17,8 +17,10 @@ def draw(runs: Sequence[Figures], folder: Path) -> None:
     grid = make_grid(runs, [COLUMN], ALGORITHMS)
     for algorithm in ALGORITHMS:
         cell = grid.cells.get((COLUMN, algorithm, OURS))
-        figure = None if cell is None else rate_figure(cell, f"{algorithm} with {OURS}, {COLUMN.title}")
-        if figure is not None:
+        if cell is None:
+            continue
+        figure = rate_figure(cell, f"{algorithm} with {OURS}, {COLUMN.title}")
+        if not isinstance(figure, str):
             save_formats(figure, folder / slug("figure-4", algorithm))
 
 
