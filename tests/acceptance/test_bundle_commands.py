@@ -20,7 +20,7 @@ def test_runs_are_bundled_reported_compared_and_unpacked(cli: Cli) -> None:
     assert "feda2l" in Path("report/table.csv").read_text()
     outcome = cli("compare", "shared/constant", "shared/feda2l")
     assert outcome.code == 0, outcome.err
-    assert "B is ahead of A in rounds" in " ".join(outcome.out.split())
+    assert "B is ahead of A in interpolated rounds" in " ".join(outcome.out.split())
     again = cli("bundle", "runs", "--out", "shared", "--layers", "feda2l/*")
     assert again.code == 2
     assert "--overwrite" in again.err

@@ -134,8 +134,8 @@ class Comparison:
         if not any(isinstance(measure.test, PairedTest) and measure.test.interval for measure in self.measures):
             return ""
         return (
-            "The t intervals assume that the differences are normally distributed. The p values do not, so an interval "
-            "without 0 can stand beside a p value above 0.05. The p value decides."
+            "The t intervals assume that the differences are normally distributed. The p values do not, so a p value "
+            "can be above 0.05 although the interval does not contain 0. The p value decides."
         )
 
     @property
