@@ -603,6 +603,11 @@ def test_unsupported_optimizers_are_rejected():
         FedA2L(torch.optim.LBFGS(layer_groups(model, granularity="model"), lr=0.01))
     with pytest.raises(FedA2LError, match=r"rates of Rprop: it reads `lr` only for its first step"):
         FedA2L(torch.optim.Rprop(layer_groups(model), lr=0.01))
+    # without layer groups too: they would not help
+    with pytest.raises(FedA2LError, match=r"rates of LBFGS: .* Use SGD"):
+        FedA2L(torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(FedA2LError, match=r"rates of Rprop: .* Use SGD"):
+        FedA2L(torch.optim.Rprop(model.parameters()))
 
 
 def test_next_call_and_mixed_describe_the_current_round():

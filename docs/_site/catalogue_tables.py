@@ -12,7 +12,7 @@ class Catalogue(SphinxDirective):
     """Every table of `feda2l list` but the keys, under a heading of its own."""
 
     def run(self) -> list[nodes.Node]:
-        tables = {str(table.title): table for table in catalogue()}
+        tables = {str(table.title): table for table in catalogue("all")}
         text = [
             f"## {title.capitalize()}\n\n{_markdown(*_read(table))}"
             for title, table in tables.items()

@@ -43,14 +43,18 @@ HOMES: MutableMapping[Tensor, Home] = WeakIdKeyDictionary()
 _OWNERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[object]]" = weakref.WeakKeyDictionary()
 
 
-def claim(optimizer: Optimizer, owner: object) -> None:
-    """Check that FedA2L may set this optimizer's rates, and note that `owner` does so from now on."""
+def demand_supported(optimizer: Optimizer) -> None:
+    """Raise for an optimizer whose steps do not follow the rates of its groups."""
     for kind, reason in REFUSED.items():
         if isinstance(optimizer, kind):
             raise FedA2LError(
                 f"FedA2L cannot set the rates of {type(optimizer).__name__}: {reason}. Use SGD, Adam, AdamW, RMSprop "
                 "or another optimizer that multiplies its step by each group's lr"
             )
+
+
+def claim(optimizer: Optimizer, owner: object) -> None:
+    """Check that nothing else sets this optimizer's rates, and note that `owner` does so from now on."""
     other = _OWNERS.get(optimizer)
     if other is not None and other() is not None:
         raise FedA2LError(

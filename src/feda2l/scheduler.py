@@ -15,6 +15,7 @@ from feda2l.optimizer_groups import (
     claim,
     demand_equal,
     demand_still_used,
+    demand_supported,
     layer_groups_of,
     read_rates,
     shapes_of,
@@ -131,6 +132,7 @@ class FedA2L:
         self.optimizer = optimizer
         self._rule = FedA2LRule(**keys)
         self._measure = self._rule.measure
+        demand_supported(optimizer)
         groups = layer_groups_of(optimizer)
         self._shapes = shapes_of(groups)
         self._measured = [

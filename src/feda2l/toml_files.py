@@ -32,9 +32,20 @@ class TomlSource:
         return next(inside, next(above, self.name))
 
     def before(self, message: str) -> str:
-        """The message after the source of the first key in it that an override set."""
+        """The message after the source of the first key in it, or of the path in it, that an override set."""
         keys = re.findall(r"[a-z_]+\.[a-z_]+", message)
-        return located(message, file=next((self.sets[key] for key in keys if key in self.sets), self.name))
+        named = (self.sets[key] for key in keys if key in self.sets)
+        given = (text for key, text in self.sets.items() if key in PATHS and _path_in(text) in message)
+        return located(message, file=next(named, next(given, self.name)))
+
+
+# the keys whose value is a path: an error about the file names the path, not the key
+PATHS = ("data.path", "topology.file", "network.file", "model.initial_weights", "faults")
+
+
+def _path_in(override: str) -> str:
+    _, value = parse_set(override.removeprefix("--set "))
+    return str(Path(str(value)).expanduser())
 
 
 def read_toml(path: str | Path) -> PlainDict:

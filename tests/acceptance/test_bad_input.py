@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import feda2l
+from feda2l.cli import network
+from feda2l.spec.spec import STUDY_KEYS, Spec
+from feda2l.studies.study import Study
 from run_files import needs_bf16
 
 Cli = Callable[..., Any]
@@ -220,6 +223,26 @@ def test_a_mistake_on_the_command_line_names_the_word(
     Path("folder/notes.txt").write_text("mine")
     refused(cli(*arguments), *words)
     assert os.listdir("folder") == ["notes.txt"]
+
+
+def test_a_missing_file_names_the_option_that_set_its_path(cli: Cli) -> None:
+    Path("flowers.toml").write_text('[data]\nname = "csv"\ntarget_column = "kind"\npath = "flowers.csv"')
+    outcome = cli("run", "flowers.toml", "--set", "data.path=flowrs.csv", "--out", "out")
+    refused(outcome, "--set data.path=flowrs.csv: ")
+    refused(cli("run", "flowers.toml", "--out", "out"), "flowers.toml: ")
+
+
+def test_a_spec_and_a_study_name_each_others_command(cli: Cli) -> None:
+    Path("one.toml").write_text("rounds = 2\n[data]\nnodes = 3")
+    Path("many.toml").write_text('name = "many"\n[axes]\n"rates.name" = ["constant", "feda2l"]')
+    refused(cli("study", "one.toml"), "one.toml: this is a spec of one run; use: feda2l run one.toml")
+    refused(cli("run", "many.toml"), "many.toml: this is a study of many runs; use: feda2l study many.toml")
+    assert set(STUDY_KEYS) <= set(Study.model_fields) - set(Spec.model_fields)
+
+
+def test_two_numbers_of_nodes_for_a_swarm_are_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "demand_peers", lambda: None)
+    refused(cli("swarm", "--nodes", "3", "--set", "data.nodes=5"), "--nodes 3 and --set data.nodes=5 differ")
 
 
 def test_verifying_missing_data_fails(cli: Cli) -> None:

@@ -18,9 +18,11 @@ from safetensors.torch import load_file
 
 import feda2l
 from feda2l.algorithms import ALGORITHMS, PARTS
+from feda2l.cli import catalogue
 from feda2l.data import images
 from feda2l.errors import RunFailed
 from feda2l.models import build
+from feda2l.rates import RULES
 
 Cli = Callable[..., Any]
 SPEC = """
@@ -195,7 +197,7 @@ def test_a_target_that_is_reached_is_reported_with_its_round(cli: Cli, spec: str
 def test_show_partition_prints_and_plots_without_training(cli: Cli, spec: str) -> None:
     outcome = cli("run", spec, "--show-partition")
     assert outcome.code == 0
-    assert "figure: small-partition.png" in outcome.out
+    assert f"figure: small-partition.png (in the folder {Path.cwd()})" in outcome.out
     assert Path("small-partition.png").read_bytes().startswith(b"\x89PNG")
     assert not Path("runs").exists()
     rows = [
@@ -230,8 +232,15 @@ def test_list_shows_each_kind(kind: str, words: list[str], cli: Cli, monkeypatch
     outcome = cli("list", kind)
     assert outcome.code == 0
     assert all(word in outcome.out for word in words)
-    everything = cli("list").out
+    everything = cli("list", "all").out
     assert all(word in everything for word in words)
+
+
+def test_list_without_a_kind_prints_a_short_index(cli: Cli) -> None:
+    first, *lines = cli("list").out.splitlines()
+    assert "feda2l list rates" in first
+    assert [line.split()[0] for line in lines] == [*catalogue.TABLES]
+    assert [int(line.split()[1]) for line in lines if line.startswith("rates")] == [len(RULES)]
 
 
 def test_list_algorithms_shows_summary_citation_and_parameters(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

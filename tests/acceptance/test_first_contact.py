@@ -171,7 +171,7 @@ def test_the_help_fits_one_screen_and_starts_with_five_commands(cli: Cli, monkey
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     panels = dict(re.findall(r"^╭─ ([\w ]+) ─+╮\n(.*?)^╰", outcome.out, re.MULTILINE | re.DOTALL))
-    assert list(panels) == ["Start with these", "Start", "Run", "Compare", "Real network", "More"]
+    assert list(panels) == ["Start with these", "Look up", "Run", "Compare", "Real network", "More"]
     listed = {panel: [row.split()[1] for row in rows.splitlines()] for panel, rows in panels.items()}
     assert sorted(listed["Start with these"]) == ["demo", "doctor", "init", "report", "run"]
     assert listed["Start with these"][:3] == ["demo", "init", "run"]
@@ -187,6 +187,7 @@ def test_the_help_of_every_command_starts_with_an_example_of_it(words: tuple[str
     first = outcome.out.splitlines()[0]
     assert first.startswith("Example: ")
     assert len(first) <= 80
+    assert outcome.out.count("Example: ") == 1
     (example, *_) = re.findall(r"feda2l ([^&)]*)", first)
     assert example.split()[: len(words)] == list(words)
     main.app.parse_args(example.split(), print_error=False, exit_on_error=False)  # raises for an unknown option

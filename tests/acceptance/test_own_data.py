@@ -243,7 +243,7 @@ def test_data_with_named_nodes_can_be_partitioned_differently(own: Path) -> None
             {"table.feature_columns": ["site"]},
             "own/flowers.csv, line 2, column 'site': expected a number, found 'north'",
         ),
-        ({"table.nodes": 7}, "these data come from 3 nodes, got nodes = 7"),
+        ({"table.nodes": 7}, "these data come from 3 nodes, got data.nodes = 7"),
         ({"table.model": "timer"}, "model.name = 'timer'"),
         ({"table.model": "cnn"}, "model.name = 'cnn'"),
         ({"table.model": "own_corners:Net"}, "model.name = 'own_corners:Net'"),

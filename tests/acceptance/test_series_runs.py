@@ -233,7 +233,7 @@ def test_a_forecast_that_is_resumed_or_packed_has_the_same_bytes(go: Callable[..
             {"data": {"partition": "dirichlet"}},
             'data.partition = "dirichlet" needs classes; exchange_rate has none',
         ),
-        ({"data": {"nodes": 5}}, "these data come from 8 nodes, got nodes = 5"),
+        ({"data": {"nodes": 5}}, "these data come from 8 nodes, got data.nodes = 5"),
         ({"data": {"horizon": 4000}}, "exchange_rate: Australia has no test window of 96 + 4000 rows"),
         ({"data": {"train_fraction": 1.0}}, "train_fraction must be above 0 and below 1, got 1.0"),
         (

@@ -75,7 +75,7 @@ def test_without_a_test_folder_a_fraction_of_each_class_is_held_out(
     drawn = pets(tmp_path, test=False)
     draw(tmp_path / "train" / "bird" / "0.png")
     images = folder.load(tmp_path, test_fraction=0.4, seed=3)
-    assert f"{tmp_path} has no folder test: 4 of 11 pictures, 0.4 of each class (seed 3)" in capfd.readouterr().err
+    assert f"{tmp_path} has no folder 'test': 4 of 11 pictures, 0.4 of each class (seed 3)" in capfd.readouterr().err
     assert torch.bincount(images.train_y).tolist() == [1, 3, 3]  # the only bird stays in the training set
     assert torch.bincount(images.test_y).tolist() == [0, 2, 2]
     again, other = folder.load(tmp_path, test_fraction=0.4, seed=3), folder.load(tmp_path, test_fraction=0.4, seed=4)

@@ -124,7 +124,7 @@ def test_shards_are_contiguous_runs_of_the_sorted_samples() -> None:
 def test_natural_makes_one_node_per_value() -> None:
     parts = partition.natural(torch.tensor([7, 3, 7, 9]))
     assert [part.tolist() for part in parts] == [[1], [0, 2], [3]]
-    with pytest.raises(FedA2LError, match="3 nodes, got nodes = 4"):
+    with pytest.raises(FedA2LError, match=r"3 nodes, got data\.nodes = 4"):
         partition.natural([7, 3, 7, 9], nodes=4)
     with pytest.raises(FedA2LError, match="node 0 has 1 samples, fewer than min_size = 2"):
         partition.natural([7, 3, 7, 9], min_size=2)
@@ -142,7 +142,7 @@ def test_natural_makes_one_node_per_value() -> None:
         ({"nodes": 10, "alpha": "1"}, "alpha must be a positive number, got '1'"),
         ({"nodes": 10, "alpha": 0.1, "seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"nodes": 10, "alpha": 0.1, "min_size": -1}, "min_size must be a whole number of at least 0, got -1"),
-        ({"nodes": 100, "alpha": 0.1}, "need 4000 samples, there are 1440; feasible: nodes <= 36, or min_size <= 14"),
+        ({"nodes": 2000, "alpha": 0.1}, "min_size = 40 samples need 80000 samples, there are 1440; feasible: nodes = "),
     ],
 )
 def test_invalid_requests_are_reported(request_: dict[str, object], message: str) -> None:
@@ -172,6 +172,25 @@ def test_an_infeasible_request_fails_with_hints_that_are_feasible(
         name, _, value = hint.split()
         changed = {**request_, name: float(value) if name == "alpha" else int(value)}
         partition.dirichlet(labels, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("labels", "request_"),
+    [
+        (np.repeat([0, 1], 48), {"nodes": 4, "alpha": 0.1, "min_size": 40}),  # equal shares of 24 would fit
+        (DIGITS, {"nodes": 100, "alpha": 0.1, "min_size": 40}),
+    ],
+)
+def test_the_hints_for_too_few_samples_are_feasible_for_this_partition(
+    labels: np.ndarray, request_: dict[str, float]
+) -> None:
+    with pytest.raises(FedA2LError, match="there are") as error:
+        partition.dirichlet(labels, **request_)  # type: ignore[arg-type]
+    hints = str(error.value).split("feasible: ")[1].split(", or ")
+    assert [hint.split()[0] for hint in hints] == ["min_size", "nodes"]
+    for hint in hints:
+        name, _, value = hint.split()
+        partition.dirichlet(labels, **{**request_, name: int(value)})  # type: ignore[arg-type]
 
 
 def test_a_draw_that_underflows_is_repeated() -> None:

@@ -59,7 +59,7 @@ def test_a_natural_partition_gives_each_node_the_windows_of_its_site() -> None:
     series = waves(gaps=True)
     for node, part in enumerate(natural(series.train_node, nodes=3)):
         assert (series.train_node[torch.from_numpy(part)] == node).all()
-    with pytest.raises(FedA2LError, match="come from 3 nodes, got nodes = 4"):
+    with pytest.raises(FedA2LError, match=r"come from 3 nodes, got data\.nodes = 4"):
         natural(series.train_node, nodes=4)
 
 

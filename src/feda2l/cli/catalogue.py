@@ -23,9 +23,28 @@ BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 OWN = '"package.module:Class"'
 
 
-def catalogue(what: str | None = None) -> list[Table]:
-    """One table per kind, or only the table of the given kind."""
-    return [make() for name, make in TABLES.items() if what in (None, name)]
+def catalogue(what: str) -> list[Table]:
+    """The table of the given kind, or the tables of all kinds."""
+    return [make() for name, make in TABLES.items() if what in ("all", name)]
+
+
+def index() -> str:
+    """What can be listed: one line per kind, with its count and the first names."""
+    lines = [f"{kind:<10} {len(names):>4}  {', '.join(names[:3])}, ..." for kind, names in _names().items()]
+    return "\n".join(["List one kind, for example: feda2l list rates (or everything: feda2l list all)", *lines])
+
+
+def _names() -> dict[str, list[str]]:
+    return {
+        "algorithms": [*ALGORITHMS, *PARTS],
+        "rates": [*RULES],
+        "topologies": [*TOPOLOGIES],
+        "datasets": [*CATALOG],
+        "models": [*MODELS],
+        "networks": [*LINKS, *SPEEDS],
+        "studies": [*shipped()],
+        "keys": [key for key, kind, *_ in _section_rows() if kind],
+    }
 
 
 def _algorithms() -> Table:

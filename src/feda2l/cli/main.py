@@ -10,7 +10,7 @@ from rich.console import Console
 
 import feda2l
 from feda2l.cli.network import certs, node, swarm
-from feda2l.cli.options import COMPARE, FIRST, MORE, NETWORK, RUN, START, DataFolder, Set, Track
+from feda2l.cli.options import COMPARE, FIRST, LOOK_UP, MORE, NETWORK, RUN, DataFolder, Set, StudySet, Track
 from feda2l.cli.results import bundle, compare, evaluate, export, forecast, report, watch
 from feda2l.errors import FedA2LError, RunFailed
 
@@ -26,7 +26,7 @@ app = App(
 app["--help"].group = app["--version"].group = MORE
 data_app = App(
     name="data",
-    group=START,
+    group=LOOK_UP,
     help="Download a data set, or verify its files.",
     help_prologue="Example: feda2l data fetch cifar10",
 )
@@ -91,7 +91,7 @@ def run(
     resume
         resume the run in the folder, also with more rounds
     show_partition
-        print and plot which node holds which samples, then stop
+        print which node holds which samples, plot it in NAME-partition.png, then stop
     quiet
         print no progress
     """
@@ -125,7 +125,7 @@ def run(
 def study(
     name: str,
     *,
-    set_: Set = None,
+    set_: StudySet = None,
     reading: Literal["paper", "reference", "fair"] | None = None,
     seeds: int | None = None,
     only: Annotated[list[str] | None, Parameter(negative=())] = None,
@@ -230,7 +230,7 @@ def doctor(*, data: DataFolder = None, json: Annotated[bool, Parameter(negative=
         raise RunFailed(f"{broken[0].what} is broken: {broken[0].detail}; {broken[0].remedy}")
 
 
-@app.command(group=START, help_prologue="Example: feda2l explain partition")
+@app.command(group=LOOK_UP, help_prologue="Example: feda2l explain partition")
 def explain(topic: str | None = None, /) -> None:
     """Explain an error message: its causes and remedies.
 
@@ -263,9 +263,9 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     print(script)
 
 
-@app.command(name="list", group=START, help_prologue="Example: feda2l list algorithms")
+@app.command(name="list", group=LOOK_UP, help_prologue="Example: feda2l list algorithms")
 def list_(
-    what: Literal["algorithms", "rates", "topologies", "networks", "datasets", "models", "studies", "keys"]
+    what: Literal["algorithms", "rates", "topologies", "networks", "datasets", "models", "studies", "keys", "all"]
     | None = None,
     /,
 ) -> None:
@@ -274,10 +274,13 @@ def list_(
     Parameters
     ----------
     what
-        the kind to list (default all)
+        the kind to list, or all; without it, an index of the kinds
     """
-    from feda2l.cli.catalogue import catalogue
+    from feda2l.cli.catalogue import catalogue, index
 
+    if what is None:
+        print(index())
+        return
     for table in catalogue(what):
         Console().print(table)
 

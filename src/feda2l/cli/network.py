@@ -100,11 +100,16 @@ def swarm(
     from feda2l.runs.run import Run
     from feda2l.spec.spec import Spec
     from feda2l.swarm.swarm import SwarmOptions, swarm
+    from feda2l.toml_files import parse_set
 
     sets = list(set_ or [])
     if nodes is not None:
         if nodes < 2:
             raise FedA2LError(f"--nodes {nodes}: a swarm needs at least 2 nodes")
+        for text in sets:
+            key, value = parse_set(text)
+            if key == "data.nodes" and value != nodes:
+                raise FedA2LError(f"--nodes {nodes} and --set {text} differ: give one of them")
         sets.append(f"data.nodes={nodes}")
     if faults is not None:
         sets.append(f"faults={json.dumps(str(faults))}")

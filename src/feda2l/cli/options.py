@@ -6,14 +6,22 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 # `feda2l --help` lists the groups in this order; all of them together fit on one screen.
-FIRST, START, RUN, COMPARE, NETWORK, MORE = (
+FIRST, LOOK_UP, RUN, COMPARE, NETWORK, MORE = (
     Group(name, sort_key=place)
-    for place, name in enumerate(("Start with these", "Start", "Run", "Compare", "Real network", "More"))
+    for place, name in enumerate(("Start with these", "Look up", "Run", "Compare", "Real network", "More"))
 )
 
 Set = Annotated[
     list[str] | None,
     Parameter(name="--set", negative=(), help="override one key of the spec: key=value; can be repeated"),
+]
+StudySet = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set",
+        negative=(),
+        help="override one key of the study, or of its base spec: key=value; can be repeated",
+    ),
 ]
 Track = Annotated[
     list[Literal["tensorboard", "wandb", "mlflow"]] | None,

@@ -174,8 +174,6 @@ def bundle(
 ) -> None:
     """Write runs as a few files to commit or share.
 
-    Example: feda2l bundle runs/my-study --out shared/my-study
-
     The commands report, compare and watch read a bundle like run folders.
 
     Parameters

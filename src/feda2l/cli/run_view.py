@@ -36,7 +36,7 @@ def show_partition(spec: Spec, data: Path | None, out: Path | None) -> None:
     skew = f" {spec.data.alpha:g}" if spec.data.partition in ("dirichlet", "cluster") else ""
     title = f"{spec.data.name}, {len(parts)} nodes, {spec.data.partition}{skew}"
     plot_partition(counts, names, title, path, kind="site" if series else "class")
-    print(f"figure: {path}")
+    print(f"figure: {path} (in the folder {path.absolute().parent})")
 
 
 def summary_text(summary: PlainMapping, path: Path) -> str:

@@ -52,8 +52,8 @@ def load(
     else:
         tested = hold_out(labels, share=test_fraction, seed=seed)
         notify(
-            f"{root} has no folder test: {tested.sum():,} of {len(names):,} pictures, {test_fraction:g} of each class "
-            f"(seed {seed}), are held out for the test set"
+            f"{root} has no folder 'test': {tested.sum():,} of {len(names):,} pictures, {test_fraction:g} of each "
+            f"class (seed {seed}), are held out for the test set"
         )
     trained = ~tested
     groups = _groups(root, names[:listed], trained[:listed])

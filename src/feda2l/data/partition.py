@@ -34,6 +34,7 @@ def iid(labels: ArrayLike | Tensor, *, nodes: int, seed: int = 1, min_size: int 
     [3, 2]
     """
     samples = len(_checked(labels, nodes, seed, min_size))
+    demand_room(samples, nodes, min_size)
     order = numpy_generator(seed, purpose="iid").permutation(samples)
     return np.array_split(order, nodes)
 
@@ -54,8 +55,11 @@ def dirichlet(
     if not _within(alpha, 0, sys.float_info.max):
         raise FedA2LError(f"alpha must be a positive number, got {alpha!r}; the paper uses 0.01, 0.1 and 0.5")
     members = [np.flatnonzero(array == label) for label in np.unique(array)]
-    parts, best = _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=_BUDGET)
-    if parts is None:
+    possible = min(min_size, len(array) // nodes)
+    parts, best = None, 0
+    if possible or not min_size:
+        parts, best = _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=possible, budget=_BUDGET)
+    if parts is None or possible < min_size:
         raise FedA2LError(
             _infeasible(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, best=best), see="partition"
         )
@@ -123,7 +127,11 @@ def natural(groups: ArrayLike | Tensor, *, nodes: int | None = None, min_size: i
     _positive("min_size", min_size, least=0)
     values, inverse = np.unique(array, return_inverse=True)
     if nodes is not None and nodes != len(values):
-        raise FedA2LError(f"these data come from {len(values)} nodes, got nodes = {nodes!r}")
+        raise FedA2LError(
+            f"these data come from {len(values)} nodes, got data.nodes = {nodes!r}; leave data.nodes out, or choose "
+            "another data.partition",
+            see="partition",
+        )
     order = np.argsort(inverse, kind="stable")
     return _enough(np.split(order, np.cumsum(np.bincount(inverse))[:-1]), min_size)
 
@@ -185,18 +193,24 @@ def _draw(
 def _infeasible(members: list[Indices], *, nodes: int, alpha: float, seed: int, min_size: int, best: int) -> str:
     """Why no draw succeeded, and similar requests that succeed with the same seed."""
 
+    samples = sum(map(len, members))
+
     def passes(nodes: int = nodes, alpha: float = alpha) -> bool:
         return _draw(members, nodes=nodes, alpha=alpha, seed=seed, min_size=min_size, budget=_PROBE)[0] is not None
 
     feasible = [f"min_size <= {best}"] if best > 0 else []
-    if fewer := _first(list(range(nodes - 1, 0, -1)), lambda count: passes(nodes=count)):
+    most = min(nodes - 1, samples // min_size if min_size else nodes)
+    if fewer := _first(list(range(most, 0, -1)), lambda count: passes(nodes=count)):
         feasible.append(f"nodes = {fewer}")
+    if nodes * min_size > samples:
+        hints = ", or ".join(feasible) or "fewer nodes with a smaller min_size"
+        return f"{_too_few(samples, nodes, min_size)}; feasible: {hints}"
     if larger := _first([value for value in _ALPHAS if value > alpha], lambda value: passes(alpha=value)):
         feasible.append(f"alpha = {larger:g}")
     feasible.append('partition = "iid"')
     why = "" if best >= 0 else " (no draw could be completed: alpha is too extreme for floating point)"
     return (
-        f"no Dirichlet draw gave each of {nodes} nodes {min_size} of the {sum(map(len, members))} samples with "
+        f"no Dirichlet draw gave each of {nodes} nodes {min_size} of the {samples} samples with "
         f"alpha = {alpha:g}, seed = {seed}{why}; feasible: {', or '.join(feasible)}"
     )
 
@@ -228,14 +242,23 @@ def _checked(labels: ArrayLike | Tensor, nodes: int, seed: int, min_size: int) -
     _positive("seed", seed, least=0)
     if seed >= 2**32:
         raise FedA2LError(f"seed must be below 2**32, got {seed}")
-    if nodes * min_size > len(array):
+    return array
+
+
+def demand_room(samples: int, nodes: int, min_size: int) -> None:
+    """Raise unless nodes of equal size (up to one sample) have `min_size` samples each."""
+    if nodes * min_size > samples:
         raise FedA2LError(
-            f"{nodes} nodes of at least {min_size} samples need {nodes * min_size} samples, there are {len(array)}; "
-            f"feasible: {f'nodes <= {len(array) // min_size}, or ' * (min_size <= len(array))}"
-            f"min_size <= {len(array) // nodes}",
+            f"{_too_few(samples, nodes, min_size)}; "
+            f"feasible: {f'nodes <= {samples // min_size}, or ' * (min_size <= samples)}min_size <= {samples // nodes}",
             see="partition",
         )
-    return array
+
+
+def _too_few(samples: int, nodes: int, min_size: int) -> str:
+    return (
+        f"{nodes} nodes of at least min_size = {min_size} samples need {nodes * min_size} samples, there are {samples}"
+    )
 
 
 def _demand_shareable(nodes: int, classes_per_node: int, classes: int, smallest: int) -> None:

@@ -17,7 +17,7 @@ def rules_table(runs: Mapping[str, Sequence[dict[str, Any]]], target: float, rou
     seeds = max(map(len, runs.values()))
     table = Table(title=f"rounds to {target:.0%} and best accuracy over {seeds} seed{'s' * (seeds > 1)}")
     table.add_column("rate rule", no_wrap=True)
-    for column in ("reached", "median", "mean ± std", "best, %", "worst", "s per run"):
+    for column in ("reached", "median", "mean ± std", "best, %", "worst", "s per\nrun"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, summaries in runs.items():
         finished = [summary for summary in summaries if summary["status"] == "finished"]

@@ -14,7 +14,7 @@ from feda2l.spec.spec import Spec
 HEAD = """\
 # A run of FedA2L. Run it:  feda2l run {file}
 # A line that begins with # shows a default, or an example for a key that is not set; remove the # to set it.
-# List all names:  feda2l list
+# List all names:  feda2l list all
 """
 
 

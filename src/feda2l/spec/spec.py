@@ -29,6 +29,10 @@ from feda2l.spec.sections import (
 from feda2l.toml_files import TomlSource, explain, read_toml, with_sets
 
 
+# tables that only the file of a study has
+STUDY_KEYS = ("base", "axes", "variants", "extra")
+
+
 class Spec(Section):
     """A complete run. Every key has a default, so a file holds only the keys that differ."""
 
@@ -89,7 +93,10 @@ class Spec(Section):
     @classmethod
     def load(cls, path: str | Path, sets: Sequence[str] = ()) -> "Spec":
         """Read a spec from a TOML file."""
-        return cls.parse(read_toml(path), str(path), sets)
+        values = read_toml(path)
+        if any(key in values for key in STUDY_KEYS):
+            raise FedA2LError(f"this is a study of many runs; use: feda2l study {path}", file=path, see="spec")
+        return cls.parse(values, str(path), sets)
 
     @classmethod
     def load_saved(cls, path: Path) -> "Spec":

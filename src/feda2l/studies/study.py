@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 from feda2l.errors import FedA2LError
 from feda2l.names import look_up
 from feda2l.spec.schema_base import Count, Section, Share, option
-from feda2l.spec.spec import Spec
+from feda2l.spec.spec import STUDY_KEYS, Spec
 from feda2l.studies.cells import StudyCell, expand, target_of
 from feda2l.studies.primary_tests import parse_primary_test
 from feda2l.studies.protocols import READINGS, Reading
@@ -153,7 +153,11 @@ class Study(Section):
         path = Path(name)
         if path.suffix != ".toml" and not path.is_file():
             path = look_up(str(name), shipped(), "study")
-        return cls.parse(read_toml(path), str(path), sets)
+        values = read_toml(path)
+        of_a_spec = [key for key in values if key in Spec.model_fields and key not in cls.model_fields]
+        if of_a_spec and not any(key in values for key in STUDY_KEYS):
+            raise FedA2LError(f"this is a spec of one run; use: feda2l run {path}", file=path, see="spec")
+        return cls.parse(values, str(path), sets)
 
     @cached_property
     def cells(self) -> list[StudyCell]:

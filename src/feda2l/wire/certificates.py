@@ -98,7 +98,7 @@ class Authority:
         """Verify a certificate and return its owner's name and public key.
 
         Raises:
-            Refused: with one of these reasons: "certificate" (unreadable, or not the certificate of a node),
+            RejectedMessage: with one of these reasons: "certificate" (unreadable, or not the certificate of a node),
                 "authority" (not signed by a trusted CA), "certificate expired", "certificate not yet valid",
                 "authority expired".
         """

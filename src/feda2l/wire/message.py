@@ -96,7 +96,7 @@ def unseal(data: bytes | bytearray | memoryview, authority: Authority | None) ->
     """Read and verify a sealed head. Without an authority, only unsigned heads are accepted.
 
     Raises:
-        Refused: with one of these reasons, in the order of the checks: "head too large", "head" (unreadable),
+        RejectedMessage: with one of these reasons, in the order of the checks: "head too large", "head" (unreadable),
             "protocol", "field" (missing, unknown, of a wrong type or out of range), "unsigned" or "signed", the
             reasons of `Authority.check`, "sender" (the certificate belongs to another node), "signature".
     """

@@ -141,9 +141,9 @@ def unpack(
         most: The largest accepted norm.
 
     Raises:
-        Refused: with one of these reasons: "size" (differs from the template), "digest" (differs from the head),
-            "layout" (a name, dtype, shape or offset differs), "not finite" (a value is infinite or NaN), "negative
-            variance", or "norm" (the norm is larger than `most`).
+        RejectedMessage: with one of these reasons: "size" (differs from the template), "digest" (differs from the
+            head), "layout" (a name, dtype, shape or offset differs), "not finite" (a value is infinite or NaN),
+            "negative variance", or "norm" (the norm is larger than `most`).
     """
     payload = memoryview(payload).cast("B")
     if payload.nbytes != template.limit:
