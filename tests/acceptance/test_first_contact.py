@@ -109,13 +109,19 @@ def test_doctor_reports_a_working_core_and_what_to_install(cli: Cli, monkeypatch
     assert found["torch"]["detail"].startswith(torch.__version__)
     assert found["data digits"]["state"] == "ok"
     assert found["data cifar100"]["remedy"] == "feda2l data fetch cifar100"
-    assert found["extra plots"]["remedy"] == "pip install 'feda2l[plots]'"
+    assert found["extra plots"]["remedy"] == f"pip install -c {ROOT}/lock.txt -e '{ROOT}[plots]'"
     assert found["data folder (FEDA2L_DATA)"]["detail"].startswith("nothing-here: ")
     assert found["network"]["state"] == "ok"
     monkeypatch.setenv("COLUMNS", "200")
     table = cli("doctor")
     assert table.code == 0
-    assert "pip install 'feda2l[plots]'" in table.out
+    assert "[plots]'" in table.out
+
+
+def test_doctor_keeps_a_checkout_installed_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._install("peers", tmp_path) == "pip install 'feda2l[peers]'"
+    monkeypatch.chdir(ROOT)
+    assert doctor._install("peers") == "pip install -c lock.txt -e '.[peers]'"
 
 
 def test_doctor_works_when_the_gpu_driver_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

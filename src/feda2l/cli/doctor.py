@@ -151,9 +151,17 @@ def _extras() -> Iterator[Check]:
         missing = [name for name in packages if installed(name) is None]
         if missing:
             detail = f"{purpose}; not installed: {', '.join(missing)}"
-            yield Check(f"extra {extra}", "absent", detail, f"pip install 'feda2l[{extra}]'")
+            yield Check(f"extra {extra}", "absent", detail, _install(extra))
         else:
             yield Check(f"extra {extra}", "ok", ", ".join(f"{name} {installed(name)}" for name in packages))
+
+
+def _install(extra: str, root: Path = Path(__file__).parents[3]) -> str:
+    """The command that adds an extra. A checkout stays installed in place (`-e`), so that its sources are used."""
+    if not (root / "lock.txt").is_file():
+        return f"pip install 'feda2l[{extra}]'"
+    folder, lock = (".", "lock.txt") if root == Path.cwd() else (root, root / "lock.txt")
+    return f"pip install -c {lock} -e '{folder}[{extra}]'"
 
 
 def _data(data: Path | None) -> Iterator[Check]:

@@ -121,7 +121,7 @@ def run(
         )
 
 
-@app.command(group=RUN, help_prologue="Example: feda2l study accuracy-bars --seeds 1 --dry-run")
+@app.command(group=RUN, help_prologue="Example: feda2l study cnn-cifar10 --seeds 1 --dry-run")
 def study(
     name: str,
     *,

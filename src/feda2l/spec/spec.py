@@ -28,7 +28,6 @@ from feda2l.spec.sections import (
 )
 from feda2l.toml_files import TomlSource, explain, read_toml, with_sets
 
-
 # tables that only the file of a study has
 STUDY_KEYS = ("base", "axes", "variants", "extra")
 
