@@ -112,10 +112,10 @@ def test_doctor_reports_a_working_core_and_what_to_install(cli: Cli, monkeypatch
     assert found["extra plots"]["remedy"] == f"pip install -c {ROOT}/lock.txt -e '{ROOT}[plots]'"
     assert found["data folder (FEDA2L_DATA)"]["detail"].startswith("nothing-here: ")
     assert found["network"]["state"] == "ok"
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "400")
     table = cli("doctor")
     assert table.code == 0
-    assert "[plots]'" in table.out
+    assert f"pip install -c {ROOT}/lock.txt -e '{ROOT}[plots]'" in table.out
 
 
 def test_doctor_keeps_a_checkout_installed_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def iid(labels: ArrayLike | Tensor, *, nodes: int, seed: int = 1, min_size: int 
     [3, 2]
     """
     samples = len(_checked(labels, nodes, seed, min_size))
-    demand_room(samples, nodes, min_size)
+    _demand_room(samples, nodes, min_size)
     order = numpy_generator(seed, purpose="iid").permutation(samples)
     return np.array_split(order, nodes)
 
@@ -245,7 +245,7 @@ def _checked(labels: ArrayLike | Tensor, nodes: int, seed: int, min_size: int) -
     return array
 
 
-def demand_room(samples: int, nodes: int, min_size: int) -> None:
+def _demand_room(samples: int, nodes: int, min_size: int) -> None:
     """Raise unless nodes of equal size (up to one sample) have `min_size` samples each."""
     if nodes * min_size > samples:
         raise FedA2LError(

@@ -25,7 +25,7 @@ def by_time(series: Series, *, nodes: int, min_size: int = 1) -> list[Indices]:
     unavoidable if every window is used. The windows of a node are in order of time.
     """
     site = partition._checked(series.train_node, nodes, 0, min_size)
-    partition.demand_room(len(site), nodes, min_size)
+    partition._demand_room(len(site), nodes, min_size)
     time = series.train_starts.numpy() - np.array(series.bounds)[site]
     return np.array_split(np.lexsort((site, time)), nodes)
 
