@@ -142,7 +142,7 @@ def test_natural_makes_one_node_per_value() -> None:
         ({"nodes": 10, "alpha": "1"}, "alpha must be a positive number, got '1'"),
         ({"nodes": 10, "alpha": 0.1, "seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"nodes": 10, "alpha": 0.1, "min_size": -1}, "min_size must be a whole number of at least 0, got -1"),
-        ({"nodes": 2000, "alpha": 0.1}, "min_size = 40 samples need 80000 samples, there are 1440; feasible: nodes = "),
+        ({"nodes": 2000, "alpha": 0.1}, "need 80000 samples, there are 1440 (min_size = 40); feasible: nodes = "),
     ],
 )
 def test_invalid_requests_are_reported(request_: dict[str, object], message: str) -> None:

@@ -256,9 +256,8 @@ def _demand_room(samples: int, nodes: int, min_size: int) -> None:
 
 
 def _too_few(samples: int, nodes: int, min_size: int) -> str:
-    return (
-        f"{nodes} nodes of at least min_size = {min_size} samples need {nodes * min_size} samples, there are {samples}"
-    )
+    need = f"{nodes} nodes of at least {min_size} samples need {nodes * min_size} samples, there are {samples}"
+    return f"{need} (min_size = {min_size})"
 
 
 def _demand_shareable(nodes: int, classes_per_node: int, classes: int, smallest: int) -> None:
