@@ -109,7 +109,7 @@ def test_sigterm_stops_all_ranks_after_the_same_round(tmp_path, to_all):
     os.kill(job.pid if to_all else processes_of(job)[1], signal.SIGTERM)
     code, output = finish(job, 60)
     assert code != 0
-    assert output.count("interrupted; go on with --resume") == 1, output
+    assert output.count("interrupted; run the same command again with --resume") == 1, output
     assert (out / "checkpoint.safetensors").exists()
     done = rounds_done(out)
     assert feda2l.run(LONG, out=out, resume=True, progress=False).path == out
