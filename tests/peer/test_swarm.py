@@ -200,7 +200,7 @@ def test_an_interrupted_swarm_continues_with_resume(tmp_path, number):
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "go on with --resume" in err
+    assert "interrupted; run the same command again with --resume" in err
     assert not _nodes(tmp_path)
     before = {name: _round(tmp_path, name) for name in ("n0", "n1", "n2")}
     assert 3 <= min(before.values()) <= max(before.values()) < 100

@@ -227,7 +227,7 @@ def _read(path: Path, records: RunRecords, notes: Notes) -> FoundRun | None:
         summary = summary_of(records.text("summary"))
     except FileNotFoundError:
         locked = is_locked(path, locked_folders())
-        reason = "left out, still running" if locked else "left out, stopped before its end (go on with --resume)"
+        reason = "left out, still running" if locked else "left out, stopped before its end (resume it with --resume)"
         rounds = f"{_lines(folder.rounds)} of {spec.get('rounds', '?')} rounds"
         if (path / "error.json").exists():
             reason, rounds = "left out, failed", f"{rounds}: {_error(path)}"
