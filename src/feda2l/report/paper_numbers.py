@@ -44,14 +44,14 @@ class PaperNumber:
         return f"{self.rounds:g}{several}" + (f" ± {self.std:g}" if self.std is not None else "") + marks
 
 
-class Comparison(NamedTuple):
+class PaperMatch(NamedTuple):
     """The paper's number for a run, or the settings that keep it from standing beside the run's own."""
 
     number: PaperNumber | None = None
     differs: tuple[str, ...] = ()
 
 
-def compare_with_paper(run: FoundRun, varied: tuple[str, ...] = ()) -> Comparison:
+def compare_with_paper(run: FoundRun, varied: tuple[str, ...] = ()) -> PaperMatch:
     """Find the paper's number for a run; it belongs to the run only if every setting that the paper fixes is the same.
 
     Both fields are empty for an algorithm, rule, model or data that the paper has no number for. `varied` are the keys
@@ -59,7 +59,7 @@ def compare_with_paper(run: FoundRun, varied: tuple[str, ...] = ()) -> Compariso
     """
     names = names_of(run)
     if run.target is None or None in (names["algorithm"], names["method"], names["dataset"]):
-        return Comparison()
+        return PaperMatch()
     fixed = fixed_settings(run, names)
     if run.falls:
         return _compared(run, fixed, _number_of(_series_row(names)), printed_target(run))
@@ -136,11 +136,11 @@ def number_in(text: str) -> float | None:
 
 def _compared(
     run: FoundRun, fixed: Mapping[str, object], number: PaperNumber | None, target: float | None
-) -> Comparison:
+) -> PaperMatch:
     if number is None:
-        return Comparison()
+        return PaperMatch()
     differs = differences(run, {**fixed, "evaluation.target": target})
-    return Comparison(None, differs) if differs else Comparison(number)
+    return PaperMatch(None, differs) if differs else PaperMatch(number)
 
 
 def _robustness_row(run: FoundRun, names: Names) -> Row | None:
@@ -160,12 +160,12 @@ def _main_number(names: Names) -> PaperNumber | None:
     return PaperNumber(number_in(row["rounds_mean"]), number_in(row["rounds_std"]), minutes, None, _flags(row) + flags)
 
 
-def _sensitivity(run: FoundRun, names: Names, fixed: dict[str, object]) -> Comparison:
+def _sensitivity(run: FoundRun, names: Names, fixed: dict[str, object]) -> PaperMatch:
     """The row of the one parameter that differs from the paper's default; the default itself is in every block."""
     table = _rows("sensitivity", model=names["model"], dataset=names["dataset"])
     metric = next((row["metric"] for row in table if row["metric"].startswith("Rounds@")), None)
     if names["algorithm"] != "FedAvg" or metric is None:
-        return Comparison()
+        return PaperMatch()
     values, results, flags = _parameters(run, names), dict[str, list[float]](), dict[str, None]()
     for row in table:
         if row["parameter"] in values and isclose(float(row["value"]), values[row["parameter"]]):

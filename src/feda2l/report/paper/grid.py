@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from feda2l.report.find_runs import IRRELEVANT, FoundRun
 from feda2l.report.layout import default_settings
-from feda2l.report.paper_numbers import Comparison, compare_with_paper, printed_target
+from feda2l.report.paper_numbers import PaperMatch, compare_with_paper, printed_target
 from feda2l.report.paper_settings import USUAL, names_of, network_of
 from feda2l.report.results import Cell
 from feda2l.report.run_figures import Figures
@@ -68,7 +68,7 @@ def make_grid(
             chosen, others = _nearest(found)
             left_out += others
             keys.update(key for other in others for key, _ in _setting(other.run) - _setting(chosen[0].run))
-            beside = compare_with_paper(chosen[0].run) if numbers else Comparison()
+            beside = compare_with_paper(chosen[0].run) if numbers else PaperMatch()
             grid.cells[column, algorithm, rule] = Cell(rule, chosen, beside.number, beside.differs)
     if left_out:
         differ = ", ".join(f"{key} ({count})" for key, count in keys.most_common(KEYS_SHOWN) if count)
