@@ -14,7 +14,7 @@ from feda2l.report.curves import mean_curve
 from feda2l.report.find_runs import FoundRun, Notes
 from feda2l.report.layout import StudyRuns, TableLayout, label, lay_out, order, usual_values
 from feda2l.report.metrics import RoundsToTarget, rounds_over_seeds
-from feda2l.report.paper_numbers import Comparison, PaperNumber, compare_with_paper
+from feda2l.report.paper_numbers import PaperMatch, PaperNumber, compare_with_paper
 from feda2l.report.run_figures import Figures, first_rounds, smooth
 from feda2l.report.significance import CensoredTest, PairedTest, times_test
 
@@ -288,7 +288,7 @@ def _cell(row: str, seeds: list[Figures], varied: tuple[str, ...], paper: bool, 
             )
         by_seed.setdefault(figures.run.seed, figures)
     seeds = sorted(seeds, key=lambda figures: figures.run.seed)
-    beside = compare_with_paper(seeds[0].run, varied) if paper else Comparison()
+    beside = compare_with_paper(seeds[0].run, varied) if paper else PaperMatch()
     return Cell(row, seeds, beside.number, beside.differs)
 
 
