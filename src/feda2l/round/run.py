@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -40,12 +41,17 @@ class RunData:
 
     def logit_offset(self, node: int) -> Tensor | None:
         """Return what the algorithm adds to a node's outputs, [classes], from the label shares of its samples."""
+        return None if self._logit_offsets is None else self._logit_offsets[node]
+
+    @cached_property
+    def _logit_offsets(self) -> list[Tensor] | None:
+        # computed once: the label shares of a node do not change in a run
         algorithm = self.training.algorithm
         if not algorithm.overrides("logit_offset"):
             return None
         assert self.classes is not None
-        labels = self.training.samples.targets(self.shards[node]).cpu()
-        return algorithm.logit_offset(torch.bincount(labels, minlength=self.classes) / len(labels))
+        labels = [self.training.samples.targets(shard).cpu() for shard in self.shards]
+        return [algorithm.logit_offset(torch.bincount(one, minlength=self.classes) / len(one)) for one in labels]
 
     @property
     def tallied(self) -> int:
