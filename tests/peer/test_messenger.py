@@ -445,6 +445,17 @@ def bad(name: str, values: list[float]) -> dict[str, Tensor]:
     return ROW | {name: torch.tensor(values)}
 
 
+def load_from_impostor(hub, *, announced, sent, reason):
+    """A node that announces one payload and sends another: nothing is loaded, and the reason is reported."""
+    told = Told()
+    one = messenger(hub, "n0", "n1", told=told)
+    impostor(hub, "n1", lambda key: head("n1", 1, announced) if key.startswith("head") else sent)
+    ((neighbour, message),) = one.heads(1, 0).items()
+    assert one.load(neighbour, message, TEMPLATE, NORM) is None
+    assert told == [("n1", reason, False)]
+    return neighbour
+
+
 @pytest.mark.parametrize(
     ("load", "reason"),
     [
@@ -458,13 +469,7 @@ def bad(name: str, values: list[float]) -> dict[str, Tensor]:
     ],
 )
 def test_a_bad_payload_is_rejected(hub, load, reason):
-    told = Told()
-    one = messenger(hub, "n0", "n1", told=told)
-    impostor(hub, "n1", lambda key: head("n1", 1, load) if key.startswith("head") else load)
-    ((neighbour, said),) = one.heads(1, 0).items()
-    assert one.load(neighbour, said, TEMPLATE, NORM) is None
-    assert told == [("n1", reason, False)]
-    assert neighbour.received == 0
+    assert load_from_impostor(hub, announced=load, sent=load, reason=reason).received == 0
 
 
 @pytest.mark.parametrize(
@@ -476,12 +481,7 @@ def test_a_bad_payload_is_rejected(hub, load, reason):
     ],
 )
 def test_a_payload_that_differs_from_the_announced_one_is_rejected(hub, sent, reason):
-    told = Told()
-    one = messenger(hub, "n0", "n1", told=told)
-    impostor(hub, "n1", lambda key: head("n1", 1, LOAD) if key.startswith("head") else sent)
-    ((neighbour, said),) = one.heads(1, 0).items()
-    assert one.load(neighbour, said, TEMPLATE, NORM) is None
-    assert told == [("n1", reason, False)]
+    load_from_impostor(hub, announced=LOAD, sent=sent, reason=reason)
 
 
 def test_bad_payloads_also_lead_to_quarantine(hub):
